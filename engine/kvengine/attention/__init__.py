@@ -1,0 +1,1 @@
+"""Attention backends: one protocol, one choice of implementation."""

@@ -1,0 +1,111 @@
+"""A request: its tokens, and how far it has come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+TokenId = NewType("TokenId", int)
+
+
+class RequestStatus(StrEnum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How output tokens are chosen and when they end. Decoding is greedy."""
+
+    max_tokens: int
+    """Most output tokens, at least 1."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Output ends with the first of these; empty means that only length ends it."""
+
+
+class Request:
+    """One sequence of tokens that the engine extends.
+
+    Attributes:
+        num_computed_tokens: Tokens whose K/V is in the cache.
+        num_cached_tokens: Those of them that came free from a prefix hit at the last admission.
+        output_token_ids: Tokens produced so far; read it, and append with `append_output`.
+    """
+
+    __slots__ = (
+        "all_token_ids",
+        "arrival_index",
+        "arrival_s",
+        "cache_salt",
+        "finish_reason",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "priority",
+        "request_id",
+        "sampling",
+        "status",
+    )
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        arrival_s: float = 0.0,
+    ) -> None:
+        self.request_id = request_id
+        self.all_token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.all_token_ids)
+        self.sampling = sampling
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.arrival_s = arrival_s
+        self.arrival_index = 0
+        """Order of arrival at the scheduler; it sets this and breaks priority ties with it."""
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens plus output tokens so far."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far."""
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """A copy of the prompt."""
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the output so far."""
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    def append_output(self, token_id: int) -> None:
+        """Add one output token."""
+        self.all_token_ids.append(token_id)

@@ -1,0 +1,52 @@
+"""What one scheduling step decided: the hand-over from scheduler to model runner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvengine.request import Request, RequestId
+
+
+class ScheduledRequest(NamedTuple):
+    """One request's part of a step: tokens `start .. start + num_tokens - 1` are computed."""
+
+    request: Request
+    start: int
+    """Tokens already in the cache: the position of the first token computed in this step."""
+    num_tokens: int
+    block_ids: Sequence[int]
+    """The whole block table, logical to physical; the scheduler's own list, not to be kept or changed."""
+    new_block_ids: Sequence[int]
+    """Blocks taken from the free queue for this request in this step; prefix hits are not among them."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether this step reaches the last known token, so that the next one is sampled."""
+        return self.start + self.num_tokens == self.request.num_tokens
+
+
+class Admission(NamedTuple):
+    """A request that entered the running list in this step."""
+
+    request_id: RequestId
+    num_cached_tokens: int
+    """Tokens found in the prefix cache."""
+    resumed: bool
+    """It ran before and had been preempted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOutput:
+    """One step: what to compute, and what happened while deciding it."""
+
+    step: int
+    scheduled: Sequence[ScheduledRequest]
+    """Running requests in running order, then the newly admitted in order of admission."""
+    admitted: Sequence[Admission]
+    """First-time admissions first, then resumed ones."""
+    preempted: Sequence[RequestId]
+    """In order of preemption."""
+    block_copies: Sequence[tuple[int, int]]
+    """(source, destination) blocks to copy on the device before the forward pass."""
+    num_tokens: int
+    """All tokens scheduled."""

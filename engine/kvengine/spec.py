@@ -1,0 +1,58 @@
+"""KV geometry to bytes: the only place where bytes per token, page and block are computed."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class KVDtype(StrEnum):
+    """Element type of the KV cache."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FP8 = "fp8"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one element."""
+        return {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1}[self.value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec:
+    """Geometry of a KV cache in which every layer keeps every token (MHA, GQA, MQA).
+
+    A block is `block_size` tokens in all layers; a page is one layer's part of it.
+    Worked value: 32 layers, 8 KV heads, head_dim 128, bfloat16: 131,072 bytes per token,
+    65,536 bytes per page of 16 and 2,097,152 bytes per block of 16.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    """KV heads held by one rank."""
+    head_dim: int
+    head_dim_v: int
+    """Size of a value head; equal to `head_dim` unless the model says otherwise."""
+    dtype: KVDtype
+    block_size: int
+    """Tokens per block."""
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of one token's K and V in one layer."""
+        return self.num_kv_heads * (self.head_dim + self.head_dim_v) * self.dtype.num_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V in all layers."""
+        return self.num_layers * self.layer_token_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block in one layer."""
+        return self.block_size * self.layer_token_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all layers."""
+        return self.num_layers * self.page_bytes

@@ -1,0 +1,1 @@
+"""What the engine publishes of itself: schema, writer, reader."""

@@ -1,0 +1,1 @@
+"""Paged-KV kernels and the plain-torch references that define them."""

@@ -1,0 +1,1 @@
+"""KV budgets from real model configs, live runs, sweeps and reports."""

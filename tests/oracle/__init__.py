@@ -1,0 +1,1 @@
+"""Known answers from outside, and what compares the product with them."""
