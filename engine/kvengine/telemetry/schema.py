@@ -1,0 +1,201 @@
+"""The contract between an engine and whoever watches it: the frames of a telemetry stream.
+
+A stream is a preamble (see `framing`), then `Hello`, `Snapshot`, and one `Delta` a step; `End` closes it. A fresh
+`Snapshot` may come at any time and replaces everything known. The same bytes go over a socket and into a recording.
+
+Frames are msgpack arrays, tag first. Within a version the contract only grows: fields are added at the end with a
+default, frame kinds are added, nothing is moved, renamed or given another meaning. So a reader skips trailing fields
+and tags that it does not know, and refuses a stream whose version is newer than its own.
+
+A delta lists what happened in a step, in this order: requests arrived, were preempted, were admitted, made progress,
+finished; then which blocks look different now. It describes the state after the step.
+"""
+
+from enum import IntEnum, IntFlag
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+class Status(IntEnum):
+    """Where a request stands."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    """Waiting again, its blocks given up, after it ran."""
+
+
+class BlockFlag(IntFlag):
+    """The low four bits of a block code."""
+
+    CACHED = 1
+    """The prefix cache can find it by its content."""
+    NULL = 2
+    """The placeholder that is never handed out."""
+
+
+REF_COUNT_SHIFT = 4
+"""A block code is `ref_count << REF_COUNT_SHIFT | flags`; 0 is a free block with nothing in it."""
+
+
+def block_code(ref_count: int, flags: int) -> int:
+    """Pack what is known of one block into an integer: `block_code(2, BlockFlag.CACHED) == 33`."""
+    return ref_count << REF_COUNT_SHIFT | flags
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", kw_only=True):
+    """Who is speaking: facts that hold for the whole stream."""
+
+    engine: str
+    """Engine and version, `kvengine 0.1.0`."""
+    model: str
+    label: str
+    """What sets this run apart from its neighbours, such as a point of a sweep; may be empty."""
+    pid: int
+    started_unix_s: float
+    """Wall clock at `time_s` 0 of the frames."""
+    simulated: bool
+    """No model computes: blocks and requests are exact, times mean nothing."""
+    num_blocks: int
+    """Blocks in the pool, the null block included."""
+    block_size: int
+    """Tokens per block."""
+    block_bytes: int
+    """Bytes of one block in all layers."""
+    prefix_caching: bool
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class Totals(msgspec.Struct, frozen=True, array_like=True):
+    """The pool and the queues counted; the five kinds of block, null blocks apart, add up to the usable pool."""
+
+    free: int
+    """Blocks nobody holds and the prefix cache does not know."""
+    cached_free: int
+    """Blocks nobody holds whose content can still be hit: the evictable ones."""
+    used: int
+    """Blocks with one owner."""
+    shared: int
+    """Blocks with two owners or more."""
+    running: int
+    waiting: int
+    """Requests in the queue, the preempted ones included."""
+
+
+class Counters(msgspec.Struct, frozen=True, array_like=True):
+    """What has been counted since the engine started."""
+
+    steps: int
+    scheduled_tokens: int
+    prompt_tokens: int
+    """Prompt tokens of the requests that have their first output token."""
+    output_tokens: int
+    preemptions: int
+    prefix_hit_tokens: int
+    """Tokens found in the prefix cache at admissions and resumptions."""
+    first_prefix_hit_tokens: int
+    """The same at first admissions only."""
+    admitted_prompt_tokens: int
+    """Prompt tokens of all first admissions: what `first_prefix_hit_tokens` is a share of."""
+    recomputed_tokens: int
+    finished: int
+    aborted: int
+
+
+class RequestState(msgspec.Struct, frozen=True, array_like=True):
+    """All that is known of one request."""
+
+    handle: int
+    """A small number that stands for the request in later frames of this stream; never used twice."""
+    request_id: str
+    status: Status
+    num_prompt_tokens: int
+    max_tokens: int
+    """Most output tokens."""
+    num_output_tokens: int
+    num_computed_tokens: int
+    """Tokens whose K/V is in the cache."""
+    num_cached_tokens: int
+    """Those of them that came free from a prefix hit at the last admission."""
+    num_preemptions: int
+    block_table: list[int]
+
+
+class Admitted(msgspec.Struct, frozen=True, array_like=True):
+    """A request entered the running list; its progress in the step is listed apart."""
+
+    handle: int
+    num_cached_tokens: int
+    resumed: bool
+    block_table: list[int]
+    """The blocks found in the prefix cache and those allocated in this step."""
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """Where a scheduled request stands after the step."""
+
+    handle: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    new_blocks: list[int]
+    """Blocks appended to its table; empty for a request that is also listed as admitted."""
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """A request ended and gave its blocks up."""
+
+    handle: int
+    reason: str
+    """`stop`, `length` or `abort`."""
+    num_output_tokens: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="full", kw_only=True):
+    """The whole state after a step, enough to start from."""
+
+    seq: int
+    """Number of the last delta that it includes."""
+    step: int
+    time_s: float
+    totals: Totals
+    counters: Counters
+    requests: list[RequestState]
+    """In order of arrival."""
+    block_codes: bytes
+    """One little-endian uint32 a block, by block id, zlib-compressed."""
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
+    """What one step changed."""
+
+    seq: int
+    """One more than that of the frame before."""
+    step: int
+    time_s: float
+    totals: Totals
+    counters: Counters
+    num_evicted: int
+    """Blocks that lost their cached content to a new owner in this step."""
+    arrived: list[RequestState]
+    preempted: list[int]
+    """Handles, in order of preemption; such a request holds no block and has nothing computed."""
+    admitted: list[Admitted]
+    finished: list[Finished]
+    progress: list[Progress]
+    blocks: list[int]
+    """Block id and new code, in turn."""
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag="end", kw_only=True):
+    """The engine closed the stream on purpose."""
+
+    seq: int
+    reason: str
+    """`done`, `interrupted`, or what went wrong."""
+
+
+Frame = Hello | Snapshot | Delta | End
