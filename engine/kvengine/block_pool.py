@@ -1,0 +1,248 @@
+"""Who owns which physical block: reference counts, free blocks, and which cached block is given up first."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NewType
+
+BlockId = NewType("BlockId", int)
+
+NULL_BLOCK = BlockId(0)
+"""Stands for "no block here" in a table; it is never handed out, freed or counted."""
+
+
+class EvictionQueue:
+    """Free blocks whose content may still be wanted, the next to be given up first.
+
+    A doubly linked list in two plain lists of ints, closed through id 0 (the null block is never in it):
+    any block leaves in constant time, and a batch is taken from the front without relinking each one.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._next = [0] * num_blocks
+        self._prev = [0] * num_blocks
+        self._len = 0
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __iter__(self) -> Iterator[BlockId]:
+        block = self._next[0]
+        while block:
+            yield BlockId(block)
+            block = self._next[block]
+
+    def extend(self, blocks: Iterable[BlockId]) -> None:
+        """Put blocks at the back, in the order given."""
+        following, previous = self._next, self._prev
+        last = previous[0]
+        for block in blocks:
+            following[last] = block
+            previous[block] = last
+            last = block
+            self._len += 1
+        following[last] = 0
+        previous[0] = last
+
+    def remove(self, block: BlockId) -> None:
+        """Take one block out, wherever it stands."""
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+        self._len -= 1
+
+    def take(self, count: int) -> list[BlockId]:
+        """Take `count` blocks from the front; there must be that many."""
+        following = self._next
+        taken: list[BlockId] = []
+        block = following[0]
+        for _ in range(count):
+            taken.append(BlockId(block))
+            block = following[block]
+        following[0] = block
+        self._prev[block] = 0
+        self._len -= count
+        return taken
+
+    def check_invariants(self) -> None:
+        """Both directions list the same blocks, and as many as are counted."""
+        forward = list(self)
+        backward: list[int] = []
+        block = self._prev[0]
+        while block:
+            backward.append(block)
+            block = self._prev[block]
+        assert forward == backward[::-1], f"queue reads {forward} forward and {backward[::-1]} backward"
+        assert len(forward) == self._len, f"queue counts {self._len} blocks and links {len(forward)}"
+
+
+class BlockPool:
+    """Owns every physical block: which are free, and how many tables share each one.
+
+    Free blocks without cached content lie on a stack; those with it wait in an eviction queue and are touched
+    only when the stack is empty. In allocation order this is one queue: blocks never used ascend from 1, a freed
+    block without content goes to its head and one with content to its tail.
+
+    Invariants (`check_invariants`): a block is free exactly when its `ref_count` is 0 and is then in exactly one of
+    stack and queue, in the queue exactly when it is cached; free + used == usable.
+
+    Args:
+        num_blocks: Blocks in the pool, the null block 0 included.
+        on_evict: Told which cached blocks were just given up for new content.
+    """
+
+    def __init__(self, num_blocks: int, *, on_evict: Callable[[Sequence[BlockId]], None]) -> None:
+        self._num_blocks = num_blocks
+        self._on_evict = on_evict
+        self._ref_counts = [0] * num_blocks
+        self._is_cached = bytearray(num_blocks)
+        self._stack = [BlockId(block) for block in range(num_blocks - 1, 0, -1)]
+        self._evictable = EvictionQueue(num_blocks)
+        self._changes: list[BlockId] | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks, the null block included."""
+        return self._num_blocks
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that can be handed out: all but the null block."""
+        return self._num_blocks - 1
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without an owner, those with cached content included."""
+        return len(self._stack) + len(self._evictable)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with at least one owner."""
+        return self.num_usable - self.num_free
+
+    def ref_count(self, block: BlockId) -> int:
+        """How many owners share the block."""
+        return self._ref_counts[block]
+
+    def is_cached(self, block: BlockId) -> bool:
+        """Whether the block's content can be found by its hash."""
+        return bool(self._is_cached[block])
+
+    def free_blocks(self) -> list[BlockId]:
+        """Every free block, the next to be handed out first."""
+        return [*reversed(self._stack), *self._evictable]
+
+    def num_free_among(self, blocks: Iterable[BlockId]) -> int:
+        """How many of these blocks have no owner now."""
+        counts = self._ref_counts
+        return sum(not counts[block] for block in blocks)
+
+    def try_allocate(self, count: int) -> list[BlockId] | None:
+        """Take `count` blocks; None, and nothing taken, if they are not there.
+
+        Blocks without content come first, the last freed first; then cached ones, the longest free first.
+        """
+        stack = self._stack
+        num_evicted = count - len(stack)
+        if num_evicted > len(self._evictable):
+            return None
+        if num_evicted > 0:
+            taken = stack[::-1]
+            stack.clear()
+            taken += self._evict(num_evicted)
+        elif count == 1:
+            taken = [stack.pop()]
+        else:
+            taken = stack[: -count - 1 : -1]
+            del stack[len(stack) - count :]
+        counts = self._ref_counts
+        for block in taken:
+            counts[block] = 1
+        if self._changes is not None:
+            self._changes += taken
+        return taken
+
+    def share(self, blocks: Sequence[BlockId]) -> None:
+        """Add one owner to each block; cached blocks that were free are in use again."""
+        counts = self._ref_counts
+        for block in blocks:
+            if not counts[block]:
+                self._evictable.remove(block)
+            counts[block] += 1
+        if self._changes is not None:
+            self._changes += blocks
+
+    def free(self, blocks: Sequence[BlockId]) -> None:
+        """Drop one owner of each block of a table.
+
+        The blocks left without an owner are freed from the last to the first: those with content join the eviction
+        queue in that order, so the end of a prefix goes before its beginning; the last of the others is reused first.
+        """
+        counts, is_cached = self._ref_counts, self._is_cached
+        unhashed: list[BlockId] = []
+        hashed: list[BlockId] = []
+        for block in blocks:
+            count = counts[block] = counts[block] - 1
+            if not count:
+                if is_cached[block]:
+                    hashed.append(block)
+                else:
+                    unhashed.append(block)
+        # The stack's top is its end, so table order puts the table's last block on top.
+        self._stack += unhashed
+        if hashed:
+            hashed.reverse()
+            self._evictable.extend(hashed)
+        if self._changes is not None:
+            self._changes += blocks
+
+    def mark_cached(self, blocks: Sequence[BlockId]) -> None:
+        """Note that these blocks, which have owners, hold content that can be found by its hash."""
+        for block in blocks:
+            self._is_cached[block] = 1
+        if self._changes is not None:
+            self._changes += blocks
+
+    def unmark_cached(self, blocks: Sequence[BlockId]) -> None:
+        """Note that the content of these blocks, which have owners, can no longer be found."""
+        for block in blocks:
+            self._is_cached[block] = 0
+        if self._changes is not None:
+            self._changes += blocks
+
+    def track_changes(self) -> None:
+        """Keep a journal of touched blocks from now on."""
+        if self._changes is None:
+            self._changes = []
+
+    def take_changes(self) -> list[BlockId]:
+        """Blocks whose reference count or cached flag may have changed since the last call; repeats are possible.
+
+        Empty for ever unless `track_changes` was called.
+        """
+        changes = self._changes
+        if not changes:
+            return []
+        self._changes = []
+        return changes
+
+    def _evict(self, count: int) -> list[BlockId]:
+        blocks = self._evictable.take(count)
+        is_cached = self._is_cached
+        for block in blocks:
+            is_cached[block] = 0
+        self._on_evict(blocks)
+        return blocks
+
+    def check_invariants(self) -> None:
+        """The pool's books balance; see the class."""
+        self._evictable.check_invariants()
+        stack, queue = self._stack, list(self._evictable)
+        free = set(stack) | set(queue)
+        assert len(free) == len(stack) + len(queue), f"a block is free twice: stack {stack}, queue {queue}"
+        assert NULL_BLOCK not in free, "the null block is free"
+        assert self._ref_counts[NULL_BLOCK] == 0, f"the null block has {self._ref_counts[NULL_BLOCK]} owners"
+        for block in range(1, self._num_blocks):
+            count = self._ref_counts[block]
+            assert count >= 0, f"block {block} has {count} owners"
+            assert (count == 0) == (block in free), f"block {block} has {count} owners, free: {block in free}"
+        assert not any(self._is_cached[block] for block in stack), "a cached block lies on the stack"
+        assert all(self._is_cached[block] for block in queue), "a block without content waits for eviction"

@@ -1,0 +1,75 @@
+"""Logical to physical: block tables, and the cache slot of every token.
+
+token position     0 1 2 3 4 5 6
+block_size 4       block 0 | block 1
+table [7, 2]       block 7 | block 2
+slot              28 . . 31 8 . 10      slot = block_id * block_size + offset
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvengine.block_pool import BlockId
+
+PAD_SLOT = -1
+"""The slot of a padding token: nothing is stored for it."""
+
+
+class BlockTable:
+    """One request's blocks in logical order, and how many of them have been offered to the prefix cache.
+
+    Attributes:
+        block_ids: Physical block of each logical block; the manager's own list, not to be changed by others.
+        num_cached_blocks: Leading blocks that are full and known to the prefix cache.
+        quiet_until: As long as the tokens in the table stay below this number, nothing has to be done for them:
+            there is a slot for each, and no further block becomes full.
+    """
+
+    __slots__ = ("block_ids", "num_cached_blocks", "quiet_until")
+
+    def __init__(self) -> None:
+        self.block_ids: list[BlockId] = []
+        self.num_cached_blocks = 0
+        self.quiet_until = 0
+
+
+def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:
+    """The cache slot of one token: position 5 in blocks [7, 2] of 4 is slot 9."""
+    return block_ids[position // block_size] * block_size + position % block_size
+
+
+def slot_mapping(
+    tables: Sequence[Sequence[int]], starts: Sequence[int], counts: Sequence[int], block_size: int
+) -> NDArray[np.int64]:
+    """The cache slots of a batch: tokens `starts[i] .. starts[i] + counts[i] - 1` of each table, packed in order.
+
+    Args:
+        tables: Block ids of each request.
+        starts: First position of each request's part.
+        counts: Tokens of each request's part, each >= 1.
+        block_size: Tokens per block.
+
+    Returns:
+        [sum(counts)], int64.
+    """
+    # Only the blocks that this batch touches are read: a decode reads one id, however long its table is.
+    spans = [
+        table[start // block_size : (start + count - 1) // block_size + 1]
+        for table, start, count in zip(tables, starts, counts, strict=True)
+    ]
+    touched = np.fromiter(chain.from_iterable(spans), dtype=np.int64)
+    count_of = np.asarray(counts, dtype=np.int64)
+    first_position = np.asarray(starts, dtype=np.int64)
+    first_block = _offsets(np.fromiter(map(len, spans), dtype=np.int64, count=len(spans)))
+    # Counted from the first position of the first touched block, so that blocks and offsets fall out of one division.
+    shift = first_block * block_size + first_position % block_size - _offsets(count_of)
+    place = np.arange(int(count_of.sum()), dtype=np.int64) + np.repeat(shift, count_of)
+    return touched[place // block_size] * block_size + place % block_size
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each part starts when parts of these lengths are packed: [3, 1, 2] gives [0, 3, 4]."""
+    return np.cumsum(lengths) - lengths
