@@ -1,0 +1,182 @@
+"""The engine loop: schedule, run the model, update, publish."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvengine.clock import Clock
+from kvengine.config import EngineConfig
+from kvengine.errors import CapacityError
+from kvengine.request import Request, RequestId
+from kvengine.runner import ModelRunner
+from kvengine.scheduler import Scheduler
+from kvengine.scheduler_output import SchedulerOutput
+from kvengine.stats import EngineStats, StatsCollector, StepTimes
+from kvengine.units import cdiv
+
+STALLED_AFTER_STEPS = 3
+"""Steps in a row that do nothing although requests wait: from here on nothing will ever change."""
+
+
+class Publisher(Protocol):
+    """Where the engine is shown to whoever watches; it must never block. See `observer.TelemetryPublisher`."""
+
+    def request_added(self, request: Request) -> None:
+        """Note a request that the scheduler has queued."""
+        ...
+
+    def request_aborted(self, request: Request) -> None:
+        """Note a request that was taken out before its end."""
+        ...
+
+    def publish(
+        self, scheduler: Scheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
+    ) -> None:
+        """Show one finished step."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Say that the run is over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step of the engine did."""
+
+    step: int
+    num_tokens: int
+    """Tokens computed; 0 in an idle step."""
+    finished: Sequence[Request]
+    """Requests that ended in this step, in scheduled order."""
+
+
+class Engine:
+    """Runs requests to their end on one model runner.
+
+    Args:
+        config: Pool and scheduling limits.
+        runner: What computes a step.
+        clock: Where step times come from.
+        publisher: Shown every step; None when nobody can watch.
+        debug: Check all invariants after every step.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        *,
+        clock: Clock,
+        publisher: Publisher | None = None,
+        debug: bool = False,
+    ) -> None:
+        self.config = config
+        self._runner = runner
+        self._clock = clock
+        self._publisher = publisher
+        self._debug = debug
+        self._scheduler = Scheduler(config)
+        self._stats = StatsCollector(block_size=config.block_size)
+        self._idle_steps = 0
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters up to now."""
+        return self._stats.snapshot()
+
+    @property
+    def step_times(self) -> StepTimes | None:
+        """How long steps took; None before the first that scheduled a token."""
+        return self._stats.step_times()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is waiting or running."""
+        return self._scheduler.has_unfinished
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether requests wait although the last steps could do nothing for them."""
+        return self.has_unfinished and self._idle_steps >= STALLED_AFTER_STEPS
+
+    def never_fits(self, request: Request) -> CapacityError | None:
+        """Why a request could never be finished, even alone in the pool; None if it could."""
+        return self._scheduler.never_fits(request)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ConfigError: The request has no prompt or asks for no output, or its id is in use.
+            CapacityError: It could never be finished, even alone in the pool.
+        """
+        misfit = self.never_fits(request)
+        if misfit is not None:
+            raise misfit
+        self._scheduler.add_request(request)
+        if self._publisher is not None:
+            self._publisher.request_added(request)
+        self._idle_steps = 0
+
+    def abort(self, request_id: RequestId) -> Request | None:
+        """Take a request out and free its blocks; None if it is not there."""
+        request = self._scheduler.abort_request(request_id)
+        if request is not None:
+            self._stats.request_aborted(request_id)
+            if self._publisher is not None:
+                self._publisher.request_aborted(request)
+            self._idle_steps = 0
+        return request
+
+    def step(self) -> StepResult:
+        """Schedule once, compute what was scheduled, and hand the new tokens back."""
+        started_s = self._clock.now_s()
+        output = self._scheduler.schedule()
+        self._stats.scheduled(output, self._scheduler.running, self._scheduler.kv_cache)
+        sampled = self._runner.execute(output) if output.scheduled else {}
+        finished = self._scheduler.update(output, sampled)
+        self._stats.sampled(output, sampled, finished)
+        self._stats.timed(output, started_s, self._clock.now_s())
+        self._idle_steps = 0 if output.scheduled or output.preempted else self._idle_steps + 1
+        if self._publisher is not None:
+            self._publisher.publish(self._scheduler, output, finished, self._stats)
+        if self._debug:
+            self._scheduler.check_invariants()
+        return StepResult(step=output.step, num_tokens=output.num_tokens, finished=finished)
+
+    def run_until_done(self) -> list[Request]:
+        """Step until nothing is left, and return what finished, in that order.
+
+        Raises:
+            CapacityError: What is left can never be scheduled.
+        """
+        finished: list[Request] = []
+        while self.has_unfinished:
+            finished += self.step().finished
+            self.raise_if_stalled()
+        return finished
+
+    def raise_if_stalled(self) -> None:
+        """Raise when the requests that are left can never be scheduled.
+
+        Raises:
+            CapacityError: It says what the first of them needs and what there is.
+        """
+        if not self.is_stalled:
+            return
+        first = next(iter(self._scheduler.waiting))
+        pool, limits = self._scheduler.kv_cache.pool, self.config.scheduler
+        raise CapacityError(
+            f"{self._scheduler.num_waiting} requests wait and none can be scheduled: the first, {first.request_id!r},"
+            f" has {first.num_tokens} tokens in {cdiv(first.num_tokens, self.config.block_size)} blocks to compute;"
+            f" {pool.num_free} of {pool.num_usable} usable blocks are free, and a step takes"
+            f" {limits.max_num_batched_tokens} tokens",
+            hint="" if limits.enable_chunked_prefill else "turn chunked prefill on, or raise max_num_batched_tokens",
+        )
+
+    def close(self, reason: str = "done") -> None:
+        """End the run for whoever watches it; the engine must not be stepped afterwards."""
+        if self._publisher is not None:
+            self._publisher.close(reason)
+            self._publisher = None

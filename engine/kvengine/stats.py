@@ -1,0 +1,202 @@
+"""What a run of the engine did, counted as it happens."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+
+from kvengine.kv_cache_manager import KVCacheManager
+from kvengine.request import Request, RequestId
+from kvengine.scheduler_output import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters of a run up to now.
+
+    A figure that does not exist yet (a rate before any time has passed, a mean over no steps) is None, never 0.
+    """
+
+    steps: int
+    """Scheduling steps, idle ones included."""
+    scheduled_tokens: int
+    """Tokens that the model was asked to compute, recomputed ones included."""
+    prompt_tokens: int
+    """Prompt tokens of the requests that have their first output token; prefix hits included."""
+    output_tokens: int
+    preemptions: int
+    prefix_hit_tokens: int
+    """Tokens found in the prefix cache at admissions, resumptions after a preemption included."""
+    first_prefix_hit_tokens: int
+    """The same at first admissions only."""
+    admitted_prompt_tokens: int
+    """Prompt tokens of all first admissions: what `first_prefix_hit_tokens` is a share of."""
+    recomputed_tokens: int
+    """Scheduled tokens at positions that their request had computed, or hit, before."""
+    peak_blocks_in_use: int
+    """Most usable blocks that were not free right after `schedule`."""
+    peak_running: int
+    """Most requests in the running list right after `schedule`."""
+    finished: int
+    aborted: int
+    tail_waste_slots_mean: float | None
+    """Unused slots in the last blocks of the running requests right after `schedule`, a shared block counted once:
+    mean over the steps in which anything ran."""
+    tail_waste_fraction: float | None
+    """Those slots over all slots of the blocks in use, summed over the same steps."""
+    elapsed_s: float
+    """From the start of the first step to the end of the last one."""
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """Prompt tokens over the elapsed time; None while no time has passed."""
+        return self.prompt_tokens / self.elapsed_s if self.elapsed_s else None
+
+    @property
+    def output_tokens_per_s(self) -> float | None:
+        """Output tokens over the elapsed time; None while no time has passed."""
+        return self.output_tokens / self.elapsed_s if self.elapsed_s else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """How long the steps took that scheduled any token."""
+
+    median_s: float
+    p90_s: float
+    """Nearest rank: the smallest time that at least 90 % of the steps did not exceed."""
+
+
+class StatsCollector:
+    """Adds up `EngineStats` from what each step scheduled, sampled and took.
+
+    The counters are plain attributes under the names of `EngineStats`, to be read at any time at no cost.
+    """
+
+    def __init__(self, *, block_size: int) -> None:
+        self._block_size = block_size
+        self._reached: dict[RequestId, int] = {}
+        """Per unfinished request: tokens that were ever in the cache for it."""
+        self.steps = 0
+        self.scheduled_tokens = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.preemptions = 0
+        self.prefix_hit_tokens = 0
+        self.first_prefix_hit_tokens = 0
+        self.admitted_prompt_tokens = 0
+        self.recomputed_tokens = 0
+        self.peak_blocks_in_use = 0
+        self.peak_running = 0
+        self.finished = 0
+        self.aborted = 0
+        self._waste_slots = 0
+        self._used_slots = 0
+        self._waste_steps = 0
+        self._started_s: float | None = None
+        self._ended_s = 0.0
+        self._step_s = array("d")
+
+    def scheduled(self, output: SchedulerOutput, running: Sequence[Request], kv_cache: KVCacheManager) -> None:
+        """Count one scheduling decision, before the model runs."""
+        self.steps += 1
+        self.scheduled_tokens += output.num_tokens
+        self.preemptions += len(output.preempted)
+        if output.admitted:
+            self._count_admissions(output)
+        self.peak_blocks_in_use = max(self.peak_blocks_in_use, kv_cache.pool.num_used)
+        self.peak_running = max(self.peak_running, len(running))
+        self._count_recomputed(output)
+        if running:
+            self._count_tail_waste(output, running, kv_cache)
+
+    def sampled(self, output: SchedulerOutput, sampled: Mapping[RequestId, int], finished: Sequence[Request]) -> None:
+        """Count the new tokens and the requests that ended with them, after `update`."""
+        self.output_tokens += len(sampled)
+        for item in output.scheduled:
+            request = item.request
+            if request.num_output_tokens == 1 and request.request_id in sampled:
+                self.prompt_tokens += request.num_prompt_tokens
+        self.finished += len(finished)
+        for request in finished:
+            self._reached.pop(request.request_id, None)
+
+    def request_aborted(self, request_id: RequestId) -> None:
+        """Count a request that was taken out before its end."""
+        self.aborted += 1
+        self._reached.pop(request_id, None)
+
+    def timed(self, output: SchedulerOutput, started_s: float, ended_s: float) -> None:
+        """Count the time of one step."""
+        if self._started_s is None:
+            self._started_s = started_s
+        self._ended_s = ended_s
+        if output.num_tokens:
+            self._step_s.append(ended_s - started_s)
+
+    def snapshot(self) -> EngineStats:
+        """The counters now."""
+        return EngineStats(
+            steps=self.steps,
+            scheduled_tokens=self.scheduled_tokens,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            preemptions=self.preemptions,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            first_prefix_hit_tokens=self.first_prefix_hit_tokens,
+            admitted_prompt_tokens=self.admitted_prompt_tokens,
+            recomputed_tokens=self.recomputed_tokens,
+            peak_blocks_in_use=self.peak_blocks_in_use,
+            peak_running=self.peak_running,
+            finished=self.finished,
+            aborted=self.aborted,
+            tail_waste_slots_mean=self._waste_slots / self._waste_steps if self._waste_steps else None,
+            tail_waste_fraction=self._waste_slots / self._used_slots if self._used_slots else None,
+            elapsed_s=0.0 if self._started_s is None else self._ended_s - self._started_s,
+        )
+
+    def step_times(self) -> StepTimes | None:
+        """Median and 90th percentile; None before the first step that scheduled a token."""
+        if not self._step_s:
+            return None
+        return StepTimes(median_s=median(self._step_s), p90_s=_nearest_rank(self._step_s, 0.9))
+
+    def _count_admissions(self, output: SchedulerOutput) -> None:
+        first: set[RequestId] = set()
+        for admission in output.admitted:
+            self.prefix_hit_tokens += admission.num_cached_tokens
+            if not admission.resumed:
+                self.first_prefix_hit_tokens += admission.num_cached_tokens
+                first.add(admission.request_id)
+        self.admitted_prompt_tokens += sum(
+            item.request.num_prompt_tokens for item in output.scheduled if item.request.request_id in first
+        )
+
+    def _count_recomputed(self, output: SchedulerOutput) -> None:
+        for item in output.scheduled:
+            request_id, end = item.request.request_id, item.start + item.num_tokens
+            reached = self._reached.get(request_id, 0)
+            if reached > item.start:
+                self.recomputed_tokens += min(reached, end) - item.start
+            self._reached[request_id] = max(reached, end)
+
+    def _count_tail_waste(self, output: SchedulerOutput, running: Sequence[Request], kv_cache: KVCacheManager) -> None:
+        # Tokens in the cache after this step, whether or not the scheduler has advanced the requests already.
+        tokens_after = {item.request.request_id: item.start + item.num_tokens for item in output.scheduled}
+        unused_by_block: dict[int, int] = {}
+        for request in running:
+            block_ids = kv_cache.block_ids(request.request_id)
+            if not block_ids:
+                continue
+            num_tokens = tokens_after.get(request.request_id, request.num_computed_tokens)
+            unused = len(block_ids) * self._block_size - num_tokens
+            unused_by_block[block_ids[-1]] = min(unused, unused_by_block.get(block_ids[-1], unused))
+        self._waste_slots += sum(unused_by_block.values())
+        self._used_slots += kv_cache.pool.num_used * self._block_size
+        self._waste_steps += 1
+
+
+def _nearest_rank(values: Sequence[float], quantile: float) -> float:
+    ordered = sorted(values)
+    return ordered[ceil(quantile * len(ordered)) - 1]
