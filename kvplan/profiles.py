@@ -1,0 +1,70 @@
+"""Where YAML profiles are found: `./profiles`, the user's folder, then those that come with the package."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvengine.errors import ConfigError
+from kvplan.loading import did_you_mean
+
+KINDS = ("gpus", "models", "runs", "sweeps", "workloads")
+"""One folder each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A profile file and where it was found."""
+
+    kind: str
+    name: str
+    path: Path
+    origin: str
+    """`./profiles`, `user` or `built-in`."""
+
+
+def builtin_folder() -> Path:
+    """Return the folder of the profiles that come with the package: in the wheel, or in a checkout."""
+    packaged = Path(__file__).parent / "builtin_profiles"
+    return packaged if packaged.is_dir() else Path(__file__).parent.parent / "profiles"
+
+
+def user_folder() -> Path:
+    """Return the user's own profile folder; it need not exist."""
+    config_home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(config_home) / "pagedkv" / "profiles"
+
+
+def profile_folders() -> list[tuple[str, Path]]:
+    """Return the folders that are searched, nearest first, each once."""
+    folders = [("./profiles", Path("profiles")), ("user", user_folder()), ("built-in", builtin_folder())]
+    if folders[0][1].resolve() == folders[2][1].resolve():
+        del folders[0]
+    return folders
+
+
+def find_profiles(kind: str) -> dict[str, Profile]:
+    """Return the profiles of one kind by name, sorted; the nearest folder wins where a name appears twice."""
+    found: dict[str, Profile] = {}
+    for origin, folder in profile_folders():
+        for path in sorted((folder / kind).glob("*.yaml")):
+            found.setdefault(path.stem, Profile(kind=kind, name=path.stem, path=path, origin=origin))
+    return dict(sorted(found.items()))
+
+
+def find_profile(kind: str, name: str) -> Profile:
+    """Return one profile by name.
+
+    Raises:
+        ConfigError: There is none; the message names the nearest.
+    """
+    # One look at the name itself first: the usual case, and a folder of profiles need not be listed for it.
+    if name and Path(name).name == name:
+        for origin, folder in profile_folders():
+            path = folder / kind / f"{name}.yaml"
+            if path.is_file():
+                return Profile(kind=kind, name=name, path=path, origin=origin)
+    known = find_profiles(kind)
+    raise ConfigError(
+        f"no {kind.removesuffix('s')} profile named {name!r}{did_you_mean(name, known)}",
+        hint=f"kvplan profiles list {kind}",
+    )
