@@ -1,6 +1,6 @@
 """Each request's blocks: prefix hits, slots for new tokens, what enters the prefix cache, and giving it all back."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvengine.block_pool import BlockId, BlockPool
 from kvengine.block_table import BlockTable
@@ -41,6 +41,11 @@ class KVCacheManager:
     def block_size(self) -> int:
         """Tokens per block."""
         return self._block_size
+
+    @property
+    def tables(self) -> Mapping[RequestId, BlockTable]:
+        """The block table of every admitted request; a live view, not to be changed."""
+        return self._tables
 
     def block_ids(self, request_id: RequestId) -> Sequence[BlockId]:
         """The block table of an admitted request, logical to physical; a live view, not to be changed."""
@@ -132,10 +137,6 @@ class KVCacheManager:
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that will not come back; it must hold no blocks."""
         self._chains.pop(request.request_id, None)
-
-    def hashed_blocks(self) -> list[BlockId]:
-        """Every cached block, in order of id."""
-        return [BlockId(block) for block in range(1, self._pool.num_blocks) if self._pool.is_cached(BlockId(block))]
 
     def _settle(self, request: Request, table: BlockTable, num_tokens: int) -> None:
         """Cache the blocks that `num_tokens` tokens fill, and note until when nothing more is to do."""

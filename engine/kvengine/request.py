@@ -51,6 +51,7 @@ class Request:
         "arrival_s",
         "cache_salt",
         "finish_reason",
+        "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
@@ -80,6 +81,8 @@ class Request:
         self.arrival_s = arrival_s
         self.arrival_index = 0
         """Order of arrival at the scheduler; it sets this and breaks priority ties with it."""
+        self.max_num_tokens = self.num_prompt_tokens + sampling.max_tokens
+        """Prompt plus output end here at the latest; the scheduler lowers it to what the model takes."""
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.num_computed_tokens = 0

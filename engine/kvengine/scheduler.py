@@ -7,6 +7,7 @@ this step leave it again, since no forward pass will write them.
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from kvengine.block_pool import BlockId
 from kvengine.config import EngineConfig, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.kv_cache_manager import KVCacheManager
@@ -88,6 +89,7 @@ class Scheduler:
             CapacityError: Its prompt leaves no room for output within `max_model_len`.
         """
         self._check_request(request)
+        request.max_num_tokens = self._max_num_tokens(request)
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
@@ -111,7 +113,7 @@ class Scheduler:
 
         Such a request is accepted and waits for ever, as in vLLM; a caller that must end asks first.
         """
-        num_tokens = self._max_tokens_of(request)
+        num_tokens = self._max_num_tokens(request)
         # The last token is sampled and never computed.
         needed = self._kv_cache.blocks_for(num_tokens - 1)
         usable = self._kv_cache.pool.num_usable
@@ -173,7 +175,7 @@ class Scheduler:
             tokens.append(token)
             if token in request.sampling.stop_token_ids:
                 self._finish(request, FinishReason.STOP, has_blocks=True)
-            elif len(tokens) >= self._max_tokens_of(request):
+            elif len(tokens) >= request.max_num_tokens:
                 self._finish(request, FinishReason.LENGTH, has_blocks=True)
             else:
                 continue
@@ -183,21 +185,25 @@ class Scheduler:
         return finished
 
     def _schedule_running(self, step: _Step) -> None:
-        running = self._running
+        # The loop that every decode of every step goes through: no calls on its common path.
+        running, scheduled, tables = self._running, step.scheduled, self._kv_cache.tables
         index = 0
         while index < len(running) and step.budget > 0:
             request = running[index]
             start = request.num_computed_tokens
-            num_tokens = min(self._num_wanted(request.num_tokens - start), step.budget)
-            while (new_blocks := self._kv_cache.try_extend(request, start + num_tokens)) is None:
-                victim, victim_index = self._choose_victim()
-                self._preempt(victim, step)
-                if victim is request:
+            num_tokens = len(request.all_token_ids) - start
+            if num_tokens > 1:
+                num_tokens = min(self._num_wanted(num_tokens), step.budget)
+            table = tables[request.request_id]
+            new_blocks: Sequence[BlockId] = ()
+            if start + num_tokens >= table.quiet_until:
+                room = self._make_room(request, start + num_tokens, step)
+                if room is None:
                     return
-                if victim_index < index:
-                    index -= 1
-            block_ids = self._kv_cache.block_ids(request.request_id)
-            step.scheduled.append(ScheduledRequest(request, start, num_tokens, block_ids, new_blocks))
+                new_blocks = room
+                if step.preempted:
+                    index = running.index(request)
+            scheduled.append(ScheduledRequest(request, start, num_tokens, table.block_ids, new_blocks))
             step.budget -= num_tokens
             index += 1
 
@@ -208,12 +214,19 @@ class Scheduler:
             return threshold
         return num_known
 
-    def _choose_victim(self) -> tuple[Request, int]:
-        running = self._running
-        index = len(running) - 1
+    def _make_room(self, request: Request, num_tokens: int, step: _Step) -> Sequence[BlockId] | None:
+        """Get slots for a running request, preempting others until there are enough; None if it went itself."""
+        while (new_blocks := self._kv_cache.try_extend(request, num_tokens)) is None:
+            victim = self._choose_victim()
+            self._preempt(victim, step)
+            if victim is request:
+                return None
+        return new_blocks
+
+    def _choose_victim(self) -> Request:
         if self._by_priority:
-            index = max(range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_index))
-        return running[index], index
+            return max(self._running, key=lambda request: (request.priority, request.arrival_index))
+        return self._running[-1]
 
     def _preempt(self, victim: Request, step: _Step) -> None:
         """Free a running request's blocks and let it wait; what this step had planned for it is undone."""
@@ -276,7 +289,7 @@ class Scheduler:
         request.finish_reason = reason
         del self._requests[request.request_id]
 
-    def _max_tokens_of(self, request: Request) -> int:
+    def _max_num_tokens(self, request: Request) -> int:
         """Tokens at which a request ends."""
         return min(request.num_prompt_tokens + request.sampling.max_tokens, self._limits.max_model_len)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvengine.block_pool import BlockId
 from kvengine.errors import KVError
 from kvengine.request import Request, RequestId, RequestStatus
 from kvengine.scheduler import Scheduler
@@ -146,7 +147,7 @@ class Replay:
         record["free_after_update"] = pool.num_free
         if self.scenario.detail == "full":
             record["free_queue"] = pool.free_blocks()
-            record["hashed_blocks"] = self.scheduler.kv_cache.hashed_blocks()
+            record["hashed_blocks"] = [block for block in map(BlockId, range(pool.num_blocks)) if pool.is_cached(block)]
         record["running_after_update"] = len(self.scheduler.running)
         self.records.append(record)
         return record
