@@ -1,0 +1,47 @@
+"""Small things to test with, each with defaults that fit in a head."""
+
+from collections.abc import Sequence
+
+from kvengine.block_pool import BlockId, BlockPool
+from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.request import Request, RequestId, SamplingParams
+from kvengine.spec import KVCacheSpec, KVDtype
+
+
+def a_kv_cache_spec(*, block_size: int = 4) -> KVCacheSpec:
+    """One layer, one head: two elements of two bytes a token."""
+    return KVCacheSpec(
+        num_layers=1, num_kv_heads=1, head_dim=1, head_dim_v=1, dtype=KVDtype.FLOAT16, block_size=block_size
+    )
+
+
+def an_engine_config(
+    *, num_blocks: int = 9, block_size: int = 4, caching: bool = True, limits: SchedulerConfig | None = None
+) -> EngineConfig:
+    """Eight usable blocks of four tokens unless told otherwise."""
+    return EngineConfig(
+        kv_cache=a_kv_cache_spec(block_size=block_size),
+        num_blocks=num_blocks,
+        enable_prefix_caching=caching,
+        scheduler=limits or SchedulerConfig(),
+    )
+
+
+def a_request(
+    name: str = "a",
+    *,
+    prompt: str | Sequence[int] = "abcdef",
+    max_tokens: int = 4,
+    priority: int = 0,
+    salt: str = "",
+    stop: Sequence[int] = (),
+) -> Request:
+    """A request; a prompt given as text has one token a letter."""
+    token_ids = [ord(letter) for letter in prompt] if isinstance(prompt, str) else prompt
+    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop))
+    return Request(RequestId(name), token_ids, sampling, priority=priority, cache_salt=salt)
+
+
+def a_pool(*, num_blocks: int = 9, evicted: list[BlockId] | None = None) -> BlockPool:
+    """A pool with ids 1 .. num_blocks - 1; what it evicts is added to `evicted`."""
+    return BlockPool(num_blocks, on_evict=lambda blocks: (evicted if evicted is not None else []).extend(blocks))
