@@ -105,7 +105,7 @@ def _bos_token_id(file: GGUFFile) -> int | None:
 
 def _array(file: GGUFFile, key: str, item_type: type[_Item]) -> list[_Item]:
     value = file.metadata.get(key)
-    items = [item for item in value if isinstance(item, item_type)] if isinstance(value, list) else []
+    items: list[_Item] = [item for item in value if isinstance(item, item_type)] if isinstance(value, list) else []
     if not isinstance(value, list) or len(items) != len(value):
         raise ConfigError(f"expected an array of {item_type.__name__}", where=f"{file.path}: {key}")
     return items

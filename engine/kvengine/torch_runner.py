@@ -1,0 +1,92 @@
+"""A real decoder on real cache tensors: the step that the scheduler decided, computed by torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from kvengine.attention.select import DeviceName, select_backend, select_device, torch_dtype
+from kvengine.batch import BatchBuilder
+from kvengine.config import EngineConfig
+from kvengine.errors import ConfigError
+from kvengine.llama import LlamaModel
+from kvengine.llama_config import LlamaConfig
+from kvengine.request import RequestId
+from kvengine.scheduler_output import SchedulerOutput
+from kvengine.spec import KVDtype
+from kvengine.weights import open_weights
+
+
+class TorchRunner:
+    """Runs one model with the block pool of one engine.
+
+    Args:
+        model: The weights; several runners may share them.
+        config: Sizes the pools; its geometry and KV type must be the model's.
+
+    Raises:
+        ConfigError: The geometry is not the model's, or the KV type cannot be used.
+        DeviceError: The pools do not fit.
+    """
+
+    def __init__(self, model: LlamaModel, config: EngineConfig) -> None:
+        spec = config.kv_cache
+        if spec != model.config.kv_cache_spec(spec.dtype, spec.block_size):
+            raise ConfigError(f"the KV geometry {spec} is not that of the model")
+        if torch_dtype(spec.dtype) != model.dtype:
+            raise ConfigError(f"the KV cache is kept in the model's type {model.dtype}, not in {spec.dtype}")
+        if config.scheduler.max_model_len > model.config.max_model_len:
+            message = f"max_model_len {config.scheduler.max_model_len} is more than the model's"
+            raise ConfigError(f"{message} {model.config.max_model_len}")
+        self._model = model
+        self._builder = BatchBuilder(config, model.device)
+        self._attention, self.backend_reason = select_backend(
+            config, num_heads=model.config.num_heads, device=model.device
+        )
+
+    @property
+    def backend_name(self) -> str:
+        """The attention backend in use; `backend_reason` says why."""
+        return self._attention.name
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes really allocated for the block pools."""
+        return self._attention.cache_bytes
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> Mapping[RequestId, int]:
+        """Copy blocks, compute the scheduled tokens, and choose the next token of each request that is due one.
+
+        The choice is greedy, in float32; of equal logits the lowest id wins.
+        """
+        self._attention.copy_blocks(output.block_copies)
+        if not output.scheduled:
+            return {}
+        batch = self._builder.build(output)
+        self._attention.plan(batch)
+        logits = self._model.forward(batch, self._attention)
+        chosen: list[int] = logits.float().argmax(dim=-1).tolist()
+        return dict(zip(batch.sampled_requests, chosen, strict=True))
+
+
+def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> LlamaModel:
+    """Load a model folder or GGUF file onto a device.
+
+    Raises:
+        ConfigError: The files are missing, broken or of a kind that is not supported.
+        DeviceError: There is no such device, or a package that reads the files is not installed.
+    """
+    config = LlamaConfig.from_path(path)
+    source = open_weights(path, config)
+    return LlamaModel(config, source, dtype=torch_dtype(dtype), device=select_device(device))
+
+
+def load_runner(path: Path, config: EngineConfig, *, device: DeviceName = "auto") -> TorchRunner:
+    """Load a model and allocate the pool that `config` describes; the model computes in the type of its KV cache.
+
+    Raises:
+        ConfigError: As for `load_model` and `TorchRunner`.
+        DeviceError: As for `load_model` and `TorchRunner`.
+    """
+    return TorchRunner(load_model(path, dtype=config.kv_cache.dtype, device=device), config)
