@@ -8,36 +8,28 @@ The only file that knows both sides. An engine uses `TelemetryPublisher`:
     publisher.publish(scheduler, output, finished, stats)             after each `scheduler.update`
     publisher.poll()                                                  now and then, while it has nothing to do
     publisher.close("done")
+
+While nobody listens a step costs one look at the socket. Frames are made from the pool's journal of touched blocks,
+so that a step costs what it changed, not what there is.
 """
 
+import os
+import time
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
 
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig
 from kvengine.request import Request
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
-from kvengine.telemetry.schema import Hello
-
-
-class StepCounters(Protocol):
-    """Counters since the engine started; read in the steps that somebody watches, and only there.
-
-    They should be plain attributes or cheap properties: no medians over the whole run.
-    """
-
-    steps: int
-    scheduled_tokens: int
-    prompt_tokens: int
-    output_tokens: int
-    preemptions: int
-    prefix_hit_tokens: int
-    first_prefix_hit_tokens: int
-    recomputed_tokens: int
-    finished: int
-    aborted: int
+from kvengine.stats import StatsCollector
+from kvengine.step_frames import StepFrames
+from kvengine.telemetry.framing import encode_frame
+from kvengine.telemetry.recorder import Recorder
+from kvengine.telemetry.schema import Counters, End, Hello, Snapshot
+from kvengine.telemetry.writer import FrameSink, ViewerServer
 
 
 def engine_facts(config: EngineConfig, *, model: str, label: str = "", simulated: bool = False) -> Hello:
@@ -49,11 +41,47 @@ def engine_facts(config: EngineConfig, *, model: str, label: str = "", simulated
         label: What sets this run apart from its neighbours, such as a point of a sweep.
         simulated: No model computes, so times mean nothing.
     """
-    raise NotImplementedError
+    return Hello(
+        engine=f"kvengine {_version()}",
+        model=model,
+        label=label,
+        pid=os.getpid(),
+        started_unix_s=time.time(),
+        simulated=simulated,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        block_bytes=config.kv_cache.block_bytes,
+        prefix_caching=config.enable_prefix_caching,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=config.scheduler.max_model_len,
+    )
+
+
+def _version() -> str:
+    try:
+        return version("pagedkv")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "(unknown version)"
 
 
 class TelemetryPublisher:
-    """Publishes every step of one engine on a private socket and, if asked, into a recording."""
+    """Publishes every step of one engine on a private socket and, if asked, into a recording.
+
+    Args:
+        sinks: Where the frames go; each already holds the greeting.
+        clock: The engine's clock; the times in the stream begin now.
+    """
+
+    def __init__(self, sinks: Sequence[FrameSink], *, clock: Clock) -> None:
+        self._sinks = list(sinks)
+        self._clock = clock
+        self._origin_s = clock.now_s()
+        self._queued: list[Request] | None = []
+        """Requests queued before the first step; None from then on."""
+        self._frames: StepFrames | None = None
+        """Made for each period in which somebody listens."""
+        self._last: tuple[Scheduler, StatsCollector] | None = None
 
     @classmethod
     def open(
@@ -65,26 +93,105 @@ class TelemetryPublisher:
             facts: What viewers are told first.
             clock: The engine's clock.
             socket: Where to listen: True for the place where kvtop looks, False for nowhere.
-            recording: File to write; it must not exist.
+            recording: File to write; an older recording there is replaced.
 
         Raises:
             TelemetryError: The socket or the recording cannot be made.
         """
-        raise NotImplementedError
+        sinks: list[FrameSink] = []
+        if recording is not None:
+            sinks.append(Recorder.create(recording, facts))
+        if socket:
+            sinks.append(ViewerServer.listen(facts, path=socket if isinstance(socket, Path) else None))
+        return cls(sinks, clock=clock)
 
     def request_added(self, request: Request) -> None:
         """Note a request that the scheduler has queued."""
+        if self._frames is not None:
+            self._frames.add(request)
+        elif self._queued is not None:
+            self._queued.append(request)
 
     def request_aborted(self, request: Request) -> None:
         """Note a request that was taken out before its end."""
+        if self._frames is not None:
+            self._frames.remove(request)
+        elif self._queued is not None:
+            self._queued.remove(request)
 
     def publish(
-        self, scheduler: Scheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StepCounters
+        self, scheduler: Scheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
     ) -> None:
-        """Show one finished step, after `scheduler.update`; never blocks."""
+        """Show one finished step, after `scheduler.update`; never blocks.
+
+        Args:
+            scheduler: The scheduler after the step.
+            output: What it had decided.
+            finished: The requests that ended in the step.
+            stats: The engine's counters after the step.
+        """
+        self._last = scheduler, stats
+        if self._poll_sinks():
+            if self._frames is None and self._queued is not None:
+                self._frames = StepFrames.before_first_step(scheduler, self._queued)
+                self._send_snapshot(self._frames.blank_snapshot())
+            self._show(output, finished)
+        self._queued = None
 
     def poll(self) -> None:
-        """Let viewers attach while no step runs; never blocks."""
+        """Let viewers attach, and show what was queued or aborted, while no step runs; never blocks."""
+        if self._poll_sinks() and self._last is not None:
+            self._show(None, ())
 
     def close(self, reason: str) -> None:
         """Say that the run is over: `done`, `interrupted`, or what went wrong."""
+        last = encode_frame(End(seq=self._frames.seq if self._frames is not None else 0, reason=reason))
+        for sink in self._sinks:
+            sink.close(last)
+        self._sinks.clear()
+
+    def _poll_sinks(self) -> bool:
+        """Whether anybody listens now."""
+        is_watched = False
+        for sink in self._sinks:
+            sink.poll()
+            is_watched = sink.is_listening or is_watched
+        if not is_watched:
+            self._frames = None
+        return is_watched
+
+    def _show(self, output: SchedulerOutput | None, finished: Sequence[Request]) -> None:
+        assert self._last is not None, "a step is published with its scheduler"
+        scheduler, stats = self._last
+        now_s = self._clock.now_s() - self._origin_s
+        counters = _read_counters(stats)
+        if self._frames is None:
+            self._frames = StepFrames.of_running(scheduler)
+        elif output is not None or self._frames.has_news:
+            frame = encode_frame(self._frames.delta(output, finished, counters, now_s))
+            for sink in self._sinks:
+                sink.send_delta(frame)
+        if any(sink.needs_snapshot for sink in self._sinks):
+            self._send_snapshot(self._frames.snapshot(counters, now_s))
+
+    def _send_snapshot(self, snapshot: Snapshot) -> None:
+        frame = encode_frame(snapshot)
+        for sink in self._sinks:
+            sink.send_snapshot(frame)
+
+
+def _read_counters(stats: StatsCollector) -> Counters:
+    return Counters(
+        steps=stats.steps,
+        scheduled_tokens=stats.scheduled_tokens,
+        prompt_tokens=stats.prompt_tokens,
+        output_tokens=stats.output_tokens,
+        preemptions=stats.preemptions,
+        prefix_hit_tokens=stats.prefix_hit_tokens,
+        first_prefix_hit_tokens=stats.first_prefix_hit_tokens,
+        admitted_prompt_tokens=stats.admitted_prompt_tokens,
+        recomputed_tokens=stats.recomputed_tokens,
+        peak_blocks_in_use=stats.peak_blocks_in_use,
+        finished=stats.finished,
+        aborted=stats.aborted,
+    )

@@ -102,6 +102,8 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     admitted_prompt_tokens: int
     """Prompt tokens of all first admissions: what `first_prefix_hit_tokens` is a share of."""
     recomputed_tokens: int
+    peak_blocks_in_use: int
+    """Most usable blocks that were not free right after a step was scheduled."""
     finished: int
     aborted: int
 
@@ -145,6 +147,14 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     """Blocks appended to its table; empty for a request that is also listed as admitted."""
 
 
+class Preempted(msgspec.Struct, frozen=True, array_like=True):
+    """A running request gave up all its blocks and waits again, with nothing computed."""
+
+    handle: int
+    num_blocks: int
+    """Blocks that it held."""
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """A request ended and gave its blocks up."""
 
@@ -154,8 +164,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="full", kw_only=True):
-    """The whole state after a step, enough to start from."""
+class SnapshotHead(msgspec.Struct, frozen=True, array_like=True, tag="full", kw_only=True):
+    """The first fields of a `Snapshot`: enough to index a recording."""
 
     seq: int
     """Number of the last delta that it includes."""
@@ -165,12 +175,17 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="full", kw_only
     counters: Counters
     requests: list[RequestState]
     """In order of arrival."""
+
+
+class Snapshot(SnapshotHead, frozen=True, array_like=True, tag="full", kw_only=True):
+    """The whole state after a step, enough to start from."""
+
     block_codes: bytes
     """One little-endian uint32 a block, by block id, zlib-compressed."""
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
-    """What one step changed."""
+class DeltaHead(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
+    """The first fields of a `Delta`: what happened, without what it changed in detail."""
 
     seq: int
     """One more than that of the frame before."""
@@ -181,10 +196,15 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=Tr
     num_evicted: int
     """Blocks that lost their cached content to a new owner in this step."""
     arrived: list[RequestState]
-    preempted: list[int]
-    """Handles, in order of preemption; such a request holds no block and has nothing computed."""
+    preempted: list[Preempted]
+    """In order of preemption."""
     admitted: list[Admitted]
     finished: list[Finished]
+
+
+class Delta(DeltaHead, frozen=True, array_like=True, tag="step", kw_only=True):
+    """What one step changed."""
+
     progress: list[Progress]
     blocks: list[int]
     """Block id and new code, in turn."""

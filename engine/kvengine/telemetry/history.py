@@ -1,0 +1,93 @@
+"""What happened over the steps of a stream: a sample of the totals for each, and the events worth a line."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvengine.telemetry.schema import Counters, DeltaHead, SnapshotHead, Totals
+
+
+class EventKind(StrEnum):
+    """What can happen to a request or the pool in a step."""
+
+    ARRIVE = "arrive"
+    ADMIT = "admit"
+    RESUME = "resume"
+    PREEMPT = "preempt"
+    FINISH = "finish"
+    EVICT = "evict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened."""
+
+    step: int
+    time_s: float
+    kind: EventKind
+    request_id: str
+    """Empty for an eviction: the blocks had no owner."""
+    amount: int
+    """Prompt tokens of an arrival, cached tokens of an admission, blocks given up by a preemption or evicted, output
+    tokens of a finished request."""
+    reason: str = ""
+    """Why a request finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The totals after one step."""
+
+    step: int
+    time_s: float
+    totals: Totals
+    counters: Counters
+
+
+class History:
+    """Names the requests of a stream, so that each frame becomes a sample and its events.
+
+    It needs the first fields of a frame only, so a recording is gone through without decoding what each step changed.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+
+    def read(self, frame: SnapshotHead | DeltaHead) -> tuple[Sample, list[Event]]:
+        """Take the next frame of the stream."""
+        sample = Sample(step=frame.step, time_s=frame.time_s, totals=frame.totals, counters=frame.counters)
+        if isinstance(frame, SnapshotHead):
+            self._names = {state.handle: state.request_id for state in frame.requests}
+            return sample, []
+        return sample, self._events(frame)
+
+    def _events(self, delta: DeltaHead) -> list[Event]:
+        events: list[Event] = []
+
+        def add(kind: EventKind, request_id: str, amount: int, reason: str = "") -> None:
+            events.append(
+                Event(
+                    step=delta.step,
+                    time_s=delta.time_s,
+                    kind=kind,
+                    request_id=request_id,
+                    amount=amount,
+                    reason=reason,
+                )
+            )
+
+        for state in delta.arrived:
+            self._names[state.handle] = state.request_id
+            add(EventKind.ARRIVE, state.request_id, state.num_prompt_tokens)
+        for preempted in delta.preempted:
+            add(EventKind.PREEMPT, self._name(preempted.handle), preempted.num_blocks)
+        for admitted in delta.admitted:
+            kind = EventKind.RESUME if admitted.resumed else EventKind.ADMIT
+            add(kind, self._name(admitted.handle), admitted.num_cached_tokens)
+        if delta.num_evicted:
+            add(EventKind.EVICT, "", delta.num_evicted)
+        for finished in delta.finished:
+            add(EventKind.FINISH, self._names.pop(finished.handle, "?"), finished.num_output_tokens, finished.reason)
+        return events
+
+    def _name(self, handle: int) -> str:
+        return self._names.get(handle, "?")

@@ -1,0 +1,260 @@
+"""Where frames go: to the viewers on a socket. Nothing here ever waits for anybody.
+
+A viewer gets the greeting (preamble and hello) when it attaches, a snapshot with the next step, then every delta. One
+that reads too slowly loses deltas and gets a fresh snapshot once it has caught up; one that reads nothing is cut off.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections import deque
+from pathlib import Path
+from typing import Protocol, Self
+
+from kvengine.errors import TelemetryError
+from kvengine.telemetry.framing import PREAMBLE, encode_frame
+from kvengine.telemetry.runtime_dir import MAX_SOCKET_PATH_BYTES, make_private_dir, runtime_dir
+from kvengine.telemetry.schema import Hello
+
+logger = logging.getLogger(__name__)
+
+MAX_VIEWERS = 16
+MAX_PENDING_BYTES = 2**22
+"""A viewer that is this far behind loses what is queued."""
+STALLED_AFTER_S = 10.0
+"""A viewer that takes nothing for so long although bytes are queued is cut off."""
+CLOSE_WITHIN_S = 0.2
+"""How long `close` may try to hand out the last frames; the engine has nothing else to do by then."""
+
+
+class FrameSink(Protocol):
+    """Takes the frames of one stream."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether anybody wants frames."""
+        ...
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether a snapshot should follow the next delta."""
+        ...
+
+    def poll(self) -> None:
+        """Do what is due without waiting."""
+        ...
+
+    def send_delta(self, data: bytes) -> None:
+        """Take an encoded delta."""
+        ...
+
+    def send_snapshot(self, data: bytes) -> None:
+        """Take an encoded snapshot of the state after the last delta."""
+        ...
+
+    def close(self, last: bytes) -> None:
+        """Take the last frame and stop."""
+        ...
+
+
+class ViewerServer:
+    """Listens on a private unix socket and keeps the attached viewers supplied."""
+
+    def __init__(self, listener: socket.socket, path: Path, greeting: bytes) -> None:
+        self._listener = listener
+        self._greeting = greeting
+        self._viewers: list[_Viewer] = []
+        self._owner_pid = os.getpid()
+        self.path = path
+
+    @classmethod
+    def listen(cls, hello: Hello, *, path: Path | None = None) -> Self:
+        """Listen at a path, or where kvtop looks for running engines.
+
+        Raises:
+            TelemetryError: The folder is not private, or the socket cannot be made.
+        """
+        if path is None:
+            directory = runtime_dir()
+            make_private_dir(directory)
+            _remove_dead_sockets(directory)
+            path = _free_path(directory)
+        return cls(_listen_at(path), path, PREAMBLE + encode_frame(hello))
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether any viewer is attached."""
+        return bool(self._viewers)
+
+    @property
+    def needs_snapshot(self) -> bool:
+        """Whether a viewer waits for a snapshot and has room for it."""
+        return any(viewer.needs_snapshot and viewer.is_idle for viewer in self._viewers)
+
+    def poll(self) -> None:
+        """Take in viewers that want to attach, and send what is queued."""
+        for viewer in self._viewers:
+            viewer.flush()
+        while (connection := self._try_accept()) is not None:
+            if len(self._viewers) < MAX_VIEWERS:
+                self._viewers.append(_Viewer(connection, self._greeting))
+            else:
+                connection.close()
+        if self._viewers:
+            self._viewers = [viewer for viewer in self._viewers if not viewer.is_gone]
+
+    def send_delta(self, data: bytes) -> None:
+        """Send to the viewers that have everything before it."""
+        for viewer in self._viewers:
+            if not viewer.needs_snapshot:
+                viewer.send(data)
+
+    def send_snapshot(self, data: bytes) -> None:
+        """Send to the viewers that wait for it."""
+        for viewer in self._viewers:
+            if viewer.needs_snapshot and viewer.is_idle:
+                viewer.needs_snapshot = False
+                viewer.send(data)
+
+    def close(self, last: bytes) -> None:
+        """Send the last frame, give slow viewers a moment, and take the socket away."""
+        for viewer in self._viewers:
+            viewer.send(last)
+        give_up_s = time.monotonic() + CLOSE_WITHIN_S
+        while any(not viewer.is_idle for viewer in self._viewers) and time.monotonic() < give_up_s:
+            time.sleep(0.005)
+            for viewer in self._viewers:
+                viewer.flush()
+        for viewer in self._viewers:
+            viewer.close()
+        self._viewers.clear()
+        self._listener.close()
+        if os.getpid() == self._owner_pid:  # a forked child must not take its parent's socket away
+            self.path.unlink(missing_ok=True)
+
+    def _try_accept(self) -> socket.socket | None:
+        try:
+            return self._listener.accept()[0]
+        except OSError:  # nobody there, gone again, or no file descriptors left: the next step tries again
+            return None
+
+
+class _Viewer:
+    """One attached viewer and the bytes that still have to go to it."""
+
+    def __init__(self, connection: socket.socket, greeting: bytes) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._queue: deque[memoryview] = deque()
+        self._num_queued_bytes = 0
+        self._progress_s = time.monotonic()
+        self.needs_snapshot = True
+        self.is_gone = False
+        self.send(greeting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything queued so far has been sent."""
+        return not self._queue
+
+    def send(self, data: bytes) -> None:
+        """Queue whole frames, and send what the socket takes."""
+        if self.is_gone:
+            return
+        if not self._queue:
+            self._progress_s = time.monotonic()
+        self._queue.append(memoryview(data))
+        self._num_queued_bytes += len(data)
+        self.flush()
+        # A lone entry may be a snapshot larger than the limit: it has to go out.
+        if self._num_queued_bytes > MAX_PENDING_BYTES and len(self._queue) > 1:
+            self._lose_queue()
+
+    def flush(self) -> None:
+        """Send what the socket takes now."""
+        try:
+            while self._queue:
+                num_sent = self._connection.send(self._queue[0])
+                self._progress_s = time.monotonic()
+                self._num_queued_bytes -= num_sent
+                if num_sent < len(self._queue[0]):
+                    self._queue[0] = self._queue[0][num_sent:]
+                else:
+                    self._queue.popleft()
+        except BlockingIOError:
+            if time.monotonic() - self._progress_s > STALLED_AFTER_S:
+                logger.info("a viewer read nothing for %.0f s and was cut off", STALLED_AFTER_S)
+                self.close()
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """Cut this viewer off."""
+        self.is_gone = True
+        self._queue.clear()
+        self._connection.close()
+
+    def _lose_queue(self) -> None:
+        # The first entry may be half sent; it has to be finished or all that follows would be garbage.
+        while len(self._queue) > 1:
+            self._num_queued_bytes -= len(self._queue.pop())
+        self.needs_snapshot = True
+
+
+def _listen_at(path: Path) -> socket.socket:
+    # Renamed into place once it listens, so that a socket that refuses a connection is surely dead.
+    unborn = path.with_name(path.name + ".new")
+    if len(os.fsencode(unborn)) > MAX_SOCKET_PATH_BYTES:
+        raise TelemetryError(
+            f"{path}: too long for a unix socket (at most {MAX_SOCKET_PATH_BYTES - len('.new')} bytes)",
+            hint="point XDG_RUNTIME_DIR at a shorter path",
+        )
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        unborn.unlink(missing_ok=True)
+        listener.bind(str(unborn))
+        unborn.chmod(0o600)
+        listener.listen(MAX_VIEWERS)
+        listener.setblocking(False)
+        _refuse_to_replace(path)
+        unborn.rename(path)
+    except OSError as error:
+        listener.close()
+        raise TelemetryError(f"{path}: cannot listen for viewers ({error.strerror or error})") from error
+    return listener
+
+
+def _refuse_to_replace(path: Path) -> None:
+    if path.exists() and not is_dead_socket(path):
+        raise OSError(None, "there is something else")
+
+
+def _free_path(directory: Path) -> Path:
+    """The first unused name of this process: `4711-1.sock`, `4711-2.sock` and so on."""
+    taken = set(directory.iterdir())
+    number = 1
+    while (path := directory / f"{os.getpid()}-{number}.sock") in taken:
+        number += 1
+    return path
+
+
+def is_dead_socket(path: Path) -> bool:
+    """Whether a path is a unix socket that nobody listens on any more."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def _remove_dead_sockets(directory: Path) -> None:
+    for path in directory.glob("*.sock"):
+        if is_dead_socket(path):
+            path.unlink(missing_ok=True)
