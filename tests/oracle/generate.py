@@ -1,0 +1,185 @@
+"""Greedy generation by the real model, scheduler and block pool against token ids computed elsewhere.
+
+Every configuration generates the same prompts; what must never matter to the tokens is varied: block size, prefix
+caching, chunk size, which requests share a batch, and whether requests are preempted and computed again.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.errors import KVError
+from kvengine.llama import LlamaModel
+from kvengine.model_files import find_demo_model
+from kvengine.request import Request, RequestId, SamplingParams
+from kvengine.scheduler import Scheduler
+from kvengine.spec import KVDtype
+from kvengine.torch_runner import TorchRunner, load_model
+from kvengine.units import cdiv
+from tests.oracle.outcome import Mismatch, OracleInputError, Outcome
+
+NEAR_TIE_MARGIN = 1e-3
+"""Between first and second logit: where it is smaller, float32 noise decides, and nothing after it proves anything."""
+_AMPLE_TOKENS = 2048
+"""Room for all prompts and outputs at once, with some to spare."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenCase:
+    """One prompt and its known continuation."""
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    margins: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One way to run the prompts; `min_preemptions` and `min_hit_tokens` say what must really have happened."""
+
+    name: str
+    block_size: int
+    token_budget: int = 8192
+    pool_tokens: int = _AMPLE_TOKENS
+    caching: bool = True
+    together: bool = True
+    rounds: int = 1
+    """With 2, the prompts come a second time once all are done, so that their prefixes hit."""
+    min_preemptions: int = 0
+    min_hit_tokens: int = 0
+
+    def engine_config(self, model: LlamaModel) -> EngineConfig:
+        return EngineConfig(
+            kv_cache=model.config.kv_cache_spec(KVDtype.FLOAT32, self.block_size),
+            num_blocks=cdiv(self.pool_tokens, self.block_size) + 1,
+            enable_prefix_caching=self.caching,
+            scheduler=SchedulerConfig(
+                max_num_seqs=16, max_num_batched_tokens=self.token_budget, max_model_len=_AMPLE_TOKENS
+            ),
+        )
+
+
+CONFIGURATIONS = (
+    Configuration(name="one by one", block_size=16, caching=False, together=False),
+    Configuration(name="whole prompts", block_size=1, caching=False),
+    Configuration(name="whole prompts", block_size=8, caching=False),
+    Configuration(name="whole prompts", block_size=16),
+    Configuration(name="whole prompts", block_size=64, caching=False),
+    Configuration(name="chunks of 64", block_size=1, token_budget=64),
+    Configuration(name="chunks of 64", block_size=64, token_budget=64, caching=False),
+    # 438 + 48 tokens is the longest case: the pool holds it and little more, so the others are driven out.
+    Configuration(name="small pool", block_size=1, pool_tokens=500, min_preemptions=1),
+    Configuration(name="small pool", block_size=8, pool_tokens=512, caching=False, min_preemptions=1),
+    Configuration(name="small pool, chunks of 48", block_size=16, pool_tokens=512, token_budget=48, min_preemptions=1),
+    Configuration(name="small pool", block_size=64, pool_tokens=576, min_preemptions=1),
+    # Five prompts are at least 16 tokens long; the second time their full blocks are all there.
+    Configuration(name="prompts twice", block_size=8, rounds=2, min_hit_tokens=500),
+)
+
+
+def check(path: Path) -> Iterator[Outcome]:
+    """Run every configuration over the prompts of one file."""
+    cases = load_cases(path)
+    try:
+        model = load_model(find_demo_model(), dtype=KVDtype.FLOAT32, device="cpu")
+        for configuration in CONFIGURATIONS:
+            yield _announced(configuration, model, cases)
+    except KVError as error:
+        raise OracleInputError(f"{path}: {error}") from error
+
+
+def load_cases(path: Path) -> list[GoldenCase]:
+    try:
+        return [_case(entry) for entry in json.loads(path.read_text("utf-8"))["cases"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OracleInputError(f"{path}: not a file of greedy cases: {error}") from error
+
+
+def _announced(configuration: Configuration, model: LlamaModel, cases: Sequence[GoldenCase]) -> Outcome:
+    started = time.monotonic()
+    outcome = compare(configuration, model, cases)
+    verdict = "ok" if outcome.passed else "FAILED"
+    print(f"{outcome.case}: {len(cases)} prompts, {time.monotonic() - started:.1f} s, {verdict}", file=sys.stderr)
+    return outcome
+
+
+def compare(configuration: Configuration, model: LlamaModel, cases: Sequence[GoldenCase]) -> Outcome:
+    """Generate under one configuration and list the cases that differ."""
+    run = _Run(configuration, model)
+    mismatches: list[Mismatch] = []
+    for round_index in range(configuration.rounds):
+        requests = run.generate(cases, f"round {round_index + 1}, " if configuration.rounds > 1 else "")
+        for case, request in zip(cases, requests, strict=True):
+            mismatches += _differences(case, request)
+    for what, expected, got in (
+        ("preemptions", configuration.min_preemptions, run.num_preemptions),
+        ("prefix-hit tokens", configuration.min_hit_tokens, run.num_hit_tokens),
+    ):
+        if got < expected:
+            mismatches.append(Mismatch(what, f"at least {expected}", got))
+    return Outcome(case=_label(configuration), mismatches=tuple(mismatches))
+
+
+class _Run:
+    """One scheduler and one runner, and what happened in them."""
+
+    def __init__(self, configuration: Configuration, model: LlamaModel) -> None:
+        config = configuration.engine_config(model)
+        self._together = configuration.together
+        self._scheduler = Scheduler(config)
+        self._runner = TorchRunner(model, config)
+        self.num_preemptions = 0
+        self.num_hit_tokens = 0
+
+    def generate(self, cases: Sequence[GoldenCase], prefix: str) -> list[Request]:
+        requests = [
+            Request(
+                RequestId(f"{prefix}case {index}"),
+                case.prompt_ids,
+                SamplingParams(max_tokens=len(case.output_ids)),
+            )
+            for index, case in enumerate(cases)
+        ]
+        for batch in [requests] if self._together else [[request] for request in requests]:
+            for request in batch:
+                self._scheduler.add_request(request)
+            while self._scheduler.has_unfinished:
+                self._step()
+        return requests
+
+    def _step(self) -> None:
+        output = self._scheduler.schedule()
+        self._scheduler.update(output, self._runner.execute(output))
+        self._scheduler.check_invariants()
+        self.num_preemptions += len(output.preempted)
+        self.num_hit_tokens += sum(admission.num_cached_tokens for admission in output.admitted)
+
+
+def _differences(case: GoldenCase, request: Request) -> list[Mismatch]:
+    """The first token that differs, unless it is a near-tie; what follows a difference proves nothing."""
+    got = request.output_token_ids
+    if len(got) != len(case.output_ids):
+        return [Mismatch(f"{request.request_id}: output tokens", len(case.output_ids), len(got))]
+    for index, (expected, token) in enumerate(zip(case.output_ids, got, strict=True)):
+        if case.margins[index] < NEAR_TIE_MARGIN:
+            return []
+        if token != expected:
+            return [Mismatch(f"{request.request_id}: token {index}", expected, token)]
+    return []
+
+
+def _case(entry: dict[str, Any]) -> GoldenCase:
+    case = GoldenCase(prompt_ids=entry["prompt_ids"], output_ids=entry["output_ids"], margins=entry["margin_top1_top2"])
+    if not len(case.output_ids) == len(case.margins) > 0:
+        raise ValueError(f"{len(case.output_ids)} output ids and {len(case.margins)} margins")
+    return case
+
+
+def _label(configuration: Configuration) -> str:
+    caching = "on" if configuration.caching else "off"
+    return f"block size {configuration.block_size}, prefix caching {caching}, {configuration.name}"
