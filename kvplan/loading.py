@@ -27,7 +27,7 @@ _PATH_TOKEN = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 class FileSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything that is read from a file: values only, and no key that it does not know."""
+    """Base of everything that is read from a file: no key that it does not know. Repeat `frozen=True, kw_only=True`."""
 
 
 class ByteSize(int):

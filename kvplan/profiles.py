@@ -51,20 +51,26 @@ def find_profiles(kind: str) -> dict[str, Profile]:
     return dict(sorted(found.items()))
 
 
+def try_find_profile(kind: str, name: str) -> Profile | None:
+    """Return one profile by name, None when there is none."""
+    if name and Path(name).name == name:
+        for origin, folder in profile_folders():
+            path = folder / kind / f"{name}.yaml"
+            if path.is_file():
+                return Profile(kind=kind, name=name, path=path, origin=origin)
+    return None
+
+
 def find_profile(kind: str, name: str) -> Profile:
     """Return one profile by name.
 
     Raises:
         ConfigError: There is none; the message names the nearest.
     """
-    # One look at the name itself first: the usual case, and a folder of profiles need not be listed for it.
-    if name and Path(name).name == name:
-        for origin, folder in profile_folders():
-            path = folder / kind / f"{name}.yaml"
-            if path.is_file():
-                return Profile(kind=kind, name=name, path=path, origin=origin)
-    known = find_profiles(kind)
-    raise ConfigError(
-        f"no {kind.removesuffix('s')} profile named {name!r}{did_you_mean(name, known)}",
-        hint=f"kvplan profiles list {kind}",
-    )
+    profile = try_find_profile(kind, name)
+    if profile is None:
+        suggestion = did_you_mean(name, find_profiles(kind))
+        raise ConfigError(
+            f"no {kind.removesuffix('s')} profile named {name!r}{suggestion}", hint=f"kvplan profiles list {kind}"
+        )
+    return profile
