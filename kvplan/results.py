@@ -1,5 +1,6 @@
 """What runs leave behind: one SQLite file, in which a finished point is wholly there or not at all."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,9 +151,12 @@ class ResultsFile:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"its folder cannot be made: {error.strerror}", where=str(self.path)) from None
+        mode = "mode=rwc" if create else "mode=ro"
+        wal = self.path.with_name(f"{self.path.name}-wal")
+        if not create and not wal.exists() and not os.access(self.path.parent, os.W_OK):
+            mode = "immutable=1"  # a reader of a WAL file wants to make a file beside it, which it could not here
         with self._explained():
-            mode = "rwc" if create else "ro"
-            return sqlite3.connect(f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, timeout=_BUSY_TIMEOUT_S)
+            return sqlite3.connect(f"{self.path.absolute().as_uri()}?{mode}", uri=True, timeout=_BUSY_TIMEOUT_S)
 
     def _check_or_make(self, create: bool) -> None:
         execute = self._connection.execute

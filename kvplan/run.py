@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -62,29 +63,46 @@ class PreparedPoint:
         return request_specs(
             self.workload,
             seed=self.point.profile.seed,
-            vocab_size=self.model.config.vocab_size,
+            vocab_size=self.model.vocab_size,
             tokenize=self.model.load_tokenize() if self.workload.needs_tokenizer else None,
         )
 
 
-def prepare(point: Point) -> PreparedPoint:
-    """Read the workload and the model's geometry, and plan the pool.
+def prepare(points: Sequence[Point]) -> list[PreparedPoint]:
+    """Read the workloads and the models' geometry, each once, and plan the pools.
 
     Raises:
-        ConfigError: A file that the profile names is missing or not valid, or a limit cannot be met.
+        ConfigError: A file that a profile names is missing or not valid, or a limit cannot be met.
         DeviceError: The demo model is named and not installed.
     """
-    profile = point.profile
-    assert profile.workload is not None, "an incomplete profile came through"
-    workload = load_yaml(profile_path("workloads", profile.workload, folder=point.folder), Workload)
-    model = find_model(profile.model, folder=point.folder)
-    settings = profile.settings()
+    workload_of, model_of = cache(_load_workload), cache(_find_model)
+    return [
+        _prepare(
+            point,
+            workload_of(point.profile.workload or "", point.folder),
+            *model_of(point.profile.model, point.folder, point.profile.target == "engine"),
+        )
+        for point in points
+    ]
+
+
+def _load_workload(name: str, folder: Path) -> Workload:
+    return load_yaml(profile_path("workloads", name, folder=folder), Workload)
+
+
+def _find_model(name: str, folder: Path, needs_weights: bool) -> tuple[RunModel, str]:
+    model = find_model(name, folder=folder, needs_weights=needs_weights)
+    return model, model.identity()
+
+
+def _prepare(point: Point, workload: Workload, model: RunModel, model_identity: str) -> PreparedPoint:
+    settings = point.profile.settings()
     content = {
-        "workload": msgspec.to_builtins(workload),
-        "model": model.identity(),
-        "version": version("pagedkv"),
         "name": point.name,
         "axes": point.axes,
+        "version": version("pagedkv"),
+        "workload": workload.content(),
+        "model": model_identity,
     }
     shared = {key: value for key, value in content.items() if key not in point.axes}
     fixed = {key: value for key, value in settings.items() if key not in point.axes}
@@ -104,12 +122,12 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
     Raises:
         ConfigError: `max_model_len` is more than the model allows.
     """
-    profile, most = point.profile, model.config.max_model_len
+    profile, most = point.profile, model.geometry.max_model_len
     max_model_len = profile.max_model_len or most
     if max_model_len > most:
         message = f"expected at most the {most} tokens that {model.name} allows, got {max_model_len}"
         raise ConfigError(message, where=f"{point.where}: max_model_len")
-    kv_cache = model.config.kv_cache_spec(profile.kv_cache_dtype, profile.block_size)
+    kv_cache = model.geometry.kv_cache_spec(dtype=profile.kv_cache_dtype, block_size=profile.block_size)
     num_blocks = profile.num_blocks
     if num_blocks is None:
         assert profile.available_kv is not None, "an incomplete profile came through"
@@ -221,7 +239,7 @@ def run_live(
     facts = engine_facts(prepared.config, model=prepared.model.name, label=prepared.point.label)
     publisher = TelemetryPublisher.open(facts, clock=clock, recording=recording)
     engine = Engine(prepared.config, runner, clock=clock, publisher=publisher, debug=debug)
-    stop_token_ids = prepared.model.config.eos_token_ids if prepared.workload.stop_at_eos else frozenset()
+    stop_token_ids = prepared.model.eos_token_ids if prepared.workload.stop_at_eos else frozenset()
     error = None
     try:
         with _closing(engine):

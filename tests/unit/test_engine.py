@@ -51,7 +51,7 @@ def test_a_preempted_request_computes_its_tokens_again() -> None:
     engine.run_until_done()
 
     # Step 0: 4 + 4 tokens in 2 of 3 blocks. Step 1: a takes the third, b finds none and gives its own back, so that 2
-    # are in use after schedule. Steps 2, 3: a ends. Step 4: b computes its 4 old tokens and 1 new one. Steps 5, 6: b ends.
+    # are in use after schedule. Steps 2, 3: a ends. Step 4: b computes its 4 old tokens and 1 new one. It ends in 6.
     stats = engine.stats
     assert (stats.steps, stats.preemptions, stats.recomputed_tokens) == (7, 1, 4)
     assert stats.scheduled_tokens == 8 + 1 + 1 + 1 + 5 + 1 + 1
@@ -161,8 +161,8 @@ def test_requests_that_nothing_can_move_end_the_run_instead_of_looping() -> None
     engine.add_request(a_request("a", prompt="abcd", max_tokens=8))
     engine.add_request(a_request("b", prompt="wxyz", max_tokens=8))
 
-    # Both prompts fit into a step of 5 tokens. a needs its third block in step 5 and takes it from b, which has 4 prompt
-    # and 4 output tokens by then; no step takes these 8 at once, and in parts they may not be computed.
+    # Both prompts fit into a step of 5 tokens. a needs its third block in step 5 and takes it from b, which has 4
+    # prompt and 4 output tokens by then; no step takes these 8 at once, and in parts they may not be computed.
     with pytest.raises(CapacityError, match=r"1 requests wait and none can be scheduled: the first, 'b'"):
         engine.run_until_done()
     assert engine.is_stalled

@@ -1,0 +1,134 @@
+"""Run and sweep profiles: what is accepted, what is refused, and the points of a grid."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvengine.errors import ConfigError
+from kvplan.profiles import find_profiles
+from kvplan.run_profile import Grid, RunProfile, label_of, load_run, load_sweep
+
+RUN = "workload: shared-prefix\nnum_blocks: 100\n"
+SWEEP = "run: {workload: shared-prefix, num_blocks: 100}\ngrid:\n  block_size: [8, 16]\n"
+
+
+def a_file(folder: Path, text: str) -> str:
+    file = folder / "p.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_a_run_profile_is_read_with_its_name_and_folder(tmp_path: Path) -> None:
+    point = load_run(a_file(tmp_path, RUN + "block_size: 8\n"))
+
+    assert (point.name, point.folder, point.axes, point.label) == ("p", tmp_path, (), "")
+    assert point.profile.block_size == 8
+    assert point.profile.settings()["num_blocks"] == 100
+
+
+def test_a_size_may_be_spelled_with_its_unit(tmp_path: Path) -> None:
+    point = load_run(a_file(tmp_path, "workload: shared-prefix\navailable_kv: 1.5KiB\n"))
+
+    assert point.profile.available_kv == 1536
+
+
+def test_a_grid_gives_every_combination_with_the_last_key_varying_fastest(tmp_path: Path) -> None:
+    text = "run: {workload: shared-prefix, num_blocks: 100}\ngrid: {prefix_caching: [true, false], block_size: [8, 16]}\n"
+    points = load_sweep(a_file(tmp_path, text))
+
+    assert [point.label for point in points] == [
+        "block_size=8 prefix_caching=true",
+        "block_size=8 prefix_caching=false",
+        "block_size=16 prefix_caching=true",
+        "block_size=16 prefix_caching=false",
+    ]
+    assert all(point.profile.num_blocks == 100 for point in points)
+
+
+def test_every_key_of_a_run_can_vary_in_a_grid() -> None:
+    run_keys = {field.name for field in msgspec.structs.fields(RunProfile)}
+
+    assert {field.name for field in msgspec.structs.fields(Grid)} == run_keys - {"about"}
+
+
+def test_a_label_spells_sizes_and_switches_as_a_reader_would() -> None:
+    settings = {"available_kv": 3 * 2**19, "prefix_caching": False}
+
+    assert label_of(settings, ("available_kv", "prefix_caching")) == "available_kv=1.50 MiB prefix_caching=false"
+
+
+def test_values_can_be_set_from_outside(tmp_path: Path) -> None:
+    (first, second, third) = load_sweep(
+        a_file(tmp_path, SWEEP), overrides=["grid.block_size=[1, 2, 4]", "run.num_blocks=7"]
+    )
+
+    assert [first.profile.block_size, second.profile.block_size, third.profile.block_size] == [1, 2, 4]
+    assert first.profile.num_blocks == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_blocks: 100\n", "p.yaml: key 'workload' is missing"),
+        ("workload: shared-prefix\n", "expected either available_kv .* or num_blocks, got neither"),
+        (RUN + "available_kv: 1GiB\n", "expected either available_kv .* or num_blocks, got both"),
+        (RUN + "block_size: 0\n", r"p.yaml: block_size: expected a whole number >= 1, got 0 \(line 3\)"),
+        (RUN + "blok_size: 8\n", r"unknown key 'blok_size'; did you mean 'block_size'\? \(line 3\)"),
+        ("workload: shared-prefix\nnum_blocks: -5\n", "num_blocks: expected a whole number >= 2 or nothing, got -5"),
+        ("workload: shared-prefix\navailable_kv: -1GiB\n", "available_kv: expected a size in bytes"),
+        (RUN + "kv_cache_dtype: int3\n", "kv_cache_dtype: expected one of float32, float16, bfloat16, fp8, got 'int3'"),
+        (RUN + "max_num_seqs: many\n", "max_num_seqs: expected a whole number >= 1, got 'many'"),
+        ("[1, 2\n", "p.yaml: not valid YAML"),
+        ("", "p.yaml: the file is empty"),
+        ("- a\n", "p.yaml: expected a mapping, got a list"),
+    ],
+)
+def test_a_run_profile_that_makes_no_sense_is_refused_by_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_run(a_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ("{}", "p.yaml: grid: expected at least one key with a list of values"),
+        ("{block_size: []}", "grid.block_size: expected a list that is not empty"),
+        ("{block_size: 8}", r"grid.block_size: expected a list.*, got 8"),
+        ("{block_size: [8, 16, 16k]}", r"grid.block_size\[2\]: expected a whole number >= 1, got '16k' \(line 2\)"),
+        ("{block_size: [8, 16, 8]}", r"grid.block_size\[2\]: 8 is listed twice"),
+        ("{blok_size: [8]}", "unknown key 'blok_size' under grid; did you mean 'block_size'?"),
+        ("{available_kv: [1GiB]}", "expected either available_kv .* or num_blocks, got both"),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused_by_key(tmp_path: Path, grid: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_sweep(a_file(tmp_path, f"run: {{workload: shared-prefix, num_blocks: 100}}\ngrid: {grid}\n"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("block_size", "--set: expected key=value, got 'block_size'"),
+        ("run.block_size.deep=3", "the profile has no 'run.block_size'"),
+        ("run.blok_size=3", "unknown key 'blok_size' under run; did you mean 'block_size'?"),
+        ("run.block_size=x", "run.block_size: expected a whole number >= 1, got 'x'"),
+    ],
+)
+def test_an_override_that_makes_no_sense_is_refused(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_sweep(a_file(tmp_path, SWEEP), overrides=[override])
+
+
+def test_a_profile_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no run profile named 'quikstart'; did you mean 'quickstart'\?"):
+        load_run("quikstart")
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: no such file"):
+        load_run("nowhere.yaml")
+
+
+def test_the_shipped_profiles_are_valid() -> None:
+    for name in find_profiles("runs"):
+        assert load_run(name).profile.about
+    for name in find_profiles("sweeps"):
+        assert len(load_sweep(name)) > 1
