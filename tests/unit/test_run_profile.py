@@ -34,7 +34,9 @@ def test_a_size_may_be_spelled_with_its_unit(tmp_path: Path) -> None:
 
 
 def test_a_grid_gives_every_combination_with_the_last_key_varying_fastest(tmp_path: Path) -> None:
-    text = "run: {workload: shared-prefix, num_blocks: 100}\ngrid: {prefix_caching: [true, false], block_size: [8, 16]}\n"
+    text = (
+        "run: {workload: shared-prefix, num_blocks: 100}\ngrid: {prefix_caching: [true, false], block_size: [8, 16]}\n"
+    )
     points = load_sweep(a_file(tmp_path, text))
 
     assert [point.label for point in points] == [

@@ -1,0 +1,140 @@
+"""Reports: planned beside measured, the same values in every format."""
+
+import csv
+import io
+import json
+
+import msgspec
+import pytest
+
+from kvplan.report import latest_by_name, report_csv, report_json, report_markdown, report_table
+from kvplan.results import Figures, PointResult
+
+PLANNED = Figures(
+    num_blocks=1250,
+    usable_blocks=1249,
+    kv_cache_bytes=46_080_000,
+    peak_blocks_in_use=1200,
+    preemptions=0,
+    prefix_hit_tokens=9792,
+    recomputed_tokens=27,
+    tail_waste_fraction=0.03922,
+    output_tokens=713,
+)
+MEASURED = msgspec.structs.replace(
+    PLANNED,
+    preemptions=2,
+    prompt_tokens_per_s=999.05,
+    output_tokens_per_s=68.46,
+    step_s_median=0.1053,
+    step_s_p90=0.2108,
+)
+
+
+def a_point(block_size: int = 8, **changes: object) -> PointResult:
+    point = PointResult(
+        fingerprint=f"f{block_size}",
+        series="s1",
+        name="block-size",
+        settings={"block_size": block_size, "model": "m", "available_kv": None, "prefix_caching": True},
+        axes=("block_size",),
+        outcome="finished",
+        num_requests=24,
+        planned=PLANNED,
+        measured=MEASURED,
+        environment={"pagedkv": "0.1.0", "device": "cpu"},
+        finished_unix_s=0.0,
+    )
+    return msgspec.structs.replace(point, **changes)
+
+
+def test_planned_stands_above_measured() -> None:
+    table = report_table([a_point(8)])
+
+    assert table.rows == [
+        ["8", "planned", "1,250", "1,200", "0", "9,792", "27", "3.9 %", "–", "–", "–"],
+        ["", "measured", "1,250", "1,200", "2", "9,792", "27", "3.9 %", "999", "68.5", "105 / 211"],
+    ]
+    assert all(len(row) == len(table.titles) for row in table.rows)
+
+
+def test_what_is_not_known_is_never_shown_as_zero() -> None:
+    budget_only = Figures(num_blocks=2, usable_blocks=1, kv_cache_bytes=100)
+    point = a_point(64, outcome="does_not_fit", message="needs 8 blocks", planned=budget_only, measured=None)
+
+    table = report_table([point])
+
+    assert table.rows == [["64", "planned", "2", *["–"] * 8]]
+    assert "block_size=64: does not fit: needs 8 blocks" in table.notes
+
+
+def test_outputs_that_ended_early_are_said_to_have() -> None:
+    measured = msgspec.structs.replace(MEASURED, output_tokens=512)
+
+    notes = report_table([a_point(8, measured=measured)]).notes
+
+    assert "block_size=8: outputs ended early at end-of-sequence tokens: 512 of 713 planned tokens" in notes
+
+
+def test_points_of_different_machines_are_not_to_be_compared() -> None:
+    notes = report_table([a_point(8), a_point(16, environment={"device": "cuda"})]).notes
+
+    assert any("different devices or versions" in note for note in notes)
+
+
+def test_a_changed_profile_is_never_mixed_with_the_older_one() -> None:
+    points = [
+        a_point(32, series="old", finished_unix_s=1.0),
+        a_point(16, finished_unix_s=2.0),
+        a_point(8, finished_unix_s=3.0),
+        a_point(8, name="other", finished_unix_s=0.5),
+    ]
+
+    assert [[(point.name, point.settings["block_size"]) for point in group] for group in latest_by_name(points)] == [
+        [("block-size", 8), ("block-size", 16)],
+        [("other", 8)],
+    ]
+
+
+def test_rows_are_ordered_by_value_and_not_by_text() -> None:
+    ((first, second, third),) = latest_by_name([a_point(128), a_point(16), a_point(8)])
+
+    assert [point.settings["block_size"] for point in (first, second, third)] == [8, 16, 128]
+
+
+def test_json_and_csv_agree_value_for_value() -> None:
+    points = [a_point(8), a_point(16, measured=None), a_point(32, message='has "quotes", a comma')]
+    records = json.loads(report_json(points))["points"]
+    rows = list(csv.DictReader(io.StringIO(report_csv(points))))
+
+    def text(value: object) -> str:
+        return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+    assert len(rows) == len(records) == 3
+    for row, record in zip(rows, records, strict=True):
+        assert row["message"] == record["message"]
+        assert row["block_size"] == text(record["settings"]["block_size"])
+        assert row["available_kv"] == ""
+        assert row["prefix_caching"] == "true"
+        for side in ("planned", "measured"):
+            for key, value in (record[side] or dict.fromkeys(PLANNED.__struct_fields__)).items():
+                assert row[f"{side}_{key}"] == text(value)
+
+
+def test_json_names_its_schema_and_keeps_full_precision() -> None:
+    report = json.loads(report_json([a_point(8)]))
+
+    assert report["schema"] == "kvplan.results/1"
+    (point,) = report["points"]
+    assert point["measured"]["prompt_tokens_per_s"] == 999.05
+    assert point["planned"]["prompt_tokens_per_s"] is None
+    assert point["finished_at"] == "1970-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("points", [[a_point(8)], [a_point(8), a_point(16)], [a_point(8, axes=())]])
+def test_markdown_has_as_many_cells_in_every_row(points: list[PointResult]) -> None:
+    lines = [line for line in report_markdown(points).splitlines() if line.startswith("|")]
+
+    assert len(lines) == 2 + 2 * len(points)
+    assert len({line.count("|") for line in lines}) == 1
+    assert "preemptions" in lines[0]

@@ -1,0 +1,117 @@
+"""One point: the plan, the simulation and what is said when it does not fit."""
+
+from pathlib import Path
+
+import pytest
+
+from kvengine.errors import CapacityError, ConfigError
+from kvplan.run import PreparedPoint, plan_engine, prepare, run_point, simulate
+from kvplan.run_model import LiveModels
+from kvplan.run_profile import load_run
+
+WORKLOAD = """
+about: test
+synthetic: {requests: 4, prompt_tokens: 10}
+max_tokens: 7
+"""
+
+
+def a_point(folder: Path, *keys: str, workload: str = WORKLOAD) -> PreparedPoint:
+    """Four simulated requests of 10 + 7 tokens, one seq at a time unless told otherwise."""
+    (folder / "w.yaml").write_text(workload)
+    lines = ["target: simulated", "workload: ./w.yaml", "block_size: 4", *keys]
+    (folder / "p.yaml").write_text("\n".join(lines))
+    (prepared,) = prepare([load_run(str(folder / "p.yaml"))])
+    return prepared
+
+
+def test_blocks_are_planned_from_bytes_by_flooring(tmp_path: Path) -> None:
+    # SmolLM2-135M: 30 layers x 3 KV heads x 64 x (K and V) x 4 bytes = 46,080 bytes a token, 184,320 a block of 4.
+    prepared = a_point(tmp_path, "available_kv: 1843199")
+
+    assert prepared.config.kv_cache.block_bytes == 184_320
+    assert prepared.config.num_blocks == 9
+    assert prepared.config.scheduler.max_model_len == 8192
+
+
+def test_a_simulated_point_is_planned_and_not_measured(tmp_path: Path) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 100", "prefix_caching: false")
+
+    result = run_point(prepared, prepared.requests(), models=LiveModels())
+
+    # All four run together: 7 steps, in which each request ends with 16 tokens in 4 blocks.
+    assert result.outcome == "finished"
+    assert result.measured is None
+    planned = result.planned
+    assert (planned.steps, planned.peak_blocks_in_use, planned.output_tokens, planned.preemptions) == (7, 16, 28, 0)
+    assert planned.elapsed_s is None
+    assert planned.output_tokens_per_s is None
+    assert result.recording == ""
+
+
+def test_a_pool_too_small_for_one_request_is_a_verdict_with_its_numbers(tmp_path: Path) -> None:
+    # 10 + 7 tokens, the last one never computed: 16 slots, 4 blocks; three are usable.
+    prepared = a_point(tmp_path, "num_blocks: 4")
+
+    result = run_point(prepared, prepared.requests(), models=LiveModels())
+
+    assert result.outcome == "does_not_fit"
+    assert "needs 4 blocks of 4 for 17 tokens, and the pool has 3" in result.message
+    assert "at least 5 blocks" in result.hint
+    assert result.planned.num_blocks == 4
+    assert result.planned.preemptions is None
+
+
+def test_a_pool_without_room_for_two_blocks_is_a_verdict_too(tmp_path: Path) -> None:
+    prepared = a_point(tmp_path, "available_kv: 200KiB")
+
+    with pytest.raises(CapacityError, match=r"room for 1 blocks of 4 tokens \(180\.00 KiB each\)"):
+        simulate(prepared, prepared.requests())
+
+
+def test_a_request_that_needs_the_whole_pool_is_run(tmp_path: Path) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 5")
+
+    result = run_point(prepared, prepared.requests(), models=LiveModels())
+
+    assert result.outcome == "finished"
+    assert result.planned.peak_blocks_in_use == 4
+    assert result.planned.finished_requests == 4
+
+
+def test_requests_wait_for_their_step_of_arrival(tmp_path: Path) -> None:
+    workload = WORKLOAD + "arrival_gap_steps: 10\n"
+    prepared = a_point(tmp_path, "num_blocks: 100", workload=workload)
+
+    # The last one arrives before step 30 and takes 7 steps; in between 3 steps of each 10 are idle.
+    assert simulate(prepared, prepared.requests()).steps == 37
+
+
+def test_a_length_beyond_the_model_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"p\.yaml: max_model_len: expected at most the 8192 tokens"):
+        a_point(tmp_path, "num_blocks: 100", "max_model_len: 9000")
+
+
+def test_an_unknown_model_or_workload_is_named_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model 'smollm2-136m'; did you mean 'smollm2-135m'"):
+        a_point(tmp_path, "num_blocks: 100", "model: smollm2-136m")
+    (tmp_path / "p.yaml").write_text("workload: suport-chat\nnum_blocks: 9\n")
+    with pytest.raises(ConfigError, match="no workload profile named 'suport-chat'; did you mean 'support-chat'"):
+        prepare([load_run(str(tmp_path / "p.yaml"))])
+
+
+def test_a_profile_finds_files_beside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    prepared = a_point(tmp_path, "num_blocks: 100")
+
+    assert len(prepared.requests()) == 4
+    assert plan_engine(prepared.point, prepared.model) == prepared.config
+
+
+def test_a_simulation_can_be_recorded(tmp_path: Path) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 100")
+
+    result = run_point(prepared, prepared.requests(), models=LiveModels(), recording=tmp_path / "r.kvrec")
+
+    assert result.recording == str(tmp_path / "r.kvrec")
+    assert (tmp_path / "r.kvrec").stat().st_size > 0
