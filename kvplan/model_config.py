@@ -43,10 +43,7 @@ def model_from_config(
     dtype = _dtype(reader) or _dtype(outer)
     weights = _weights(reader, outer, family, geometry)
     kv_scheme = _kv_scheme(reader) or _kv_scheme(outer)
-    unknown = next((key for key in config if refuse_unread_keys and key not in outer.asked), None)
-    if unknown is not None:
-        raise outer.refuse(f"unknown key {unknown!r}{did_you_mean(unknown, outer.asked)}")
-    return ModelSpec(
+    model = ModelSpec(
         name=name,
         architecture=_architecture(outer) or model_type,
         geometry=geometry,
@@ -57,6 +54,10 @@ def model_from_config(
         weights_unknown=_weights_unknown(reader, outer, weights, has_towers=nested or family.towers),
         notes=tuple(f"{key} is absent: the class default {value:,} is used" for key, value in reader.defaulted.items()),
     )
+    unread = next((key for key in config if key not in outer.asked), None)
+    if refuse_unread_keys and unread is not None:
+        raise outer.refuse(f"unknown key {unread!r}{did_you_mean(unread, outer.asked)}")
+    return model
 
 
 def _family(reader: ConfigReader) -> tuple[str, Family]:

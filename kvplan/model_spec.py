@@ -7,6 +7,7 @@ else is refused with the fields that say so, never planned as if it were one of 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kvengine.errors import ConfigError
 from kvengine.spec import KVCacheSpec, KVDtype
@@ -98,7 +99,7 @@ class ModelProfile(FileSchema, frozen=True, kw_only=True):
     """Where the figures come from."""
     hub_id: str = ""
     """Its name on the Hugging Face Hub."""
-    config: dict[str, object]
+    config: dict[str, Any]
 
 
 def load_model(reference: str) -> ModelSpec:

@@ -1,0 +1,156 @@
+"""The same requests under four ways of handing out KV memory, and what each of them wastes.
+
+contiguous    a slab of the longest length for every request          reserved, never used
+buddy         the next power of two above the request's length        unused inside the slab
+paged         whole blocks                                            unused in the last block
+token_level   single tokens                                           nothing
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+
+from kvengine.units import cdiv
+from kvplan.capacity import Capacity
+from kvplan.demand import Demand, DemandKind, tail_waste
+
+_INDEX_ENTRY_BYTES = 4
+"""Block tables and token tables hold 32-bit integers."""
+
+
+class Design(StrEnum):
+    """Ways of handing out KV memory."""
+
+    CONTIGUOUS = "contiguous"
+    BUDDY = "buddy"
+    PAGED = "paged"
+    TOKEN_LEVEL = "token_level"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What one design does with the demand. Slots are tokens' worth of KV memory.
+
+    `slots_allocated == slots_used + reserved_waste_slots + internal_waste_slots`. Where the demand says how many
+    requests there are, the slots are those that all of them take, whether they fit or not; where it does not, those of
+    the requests that fit.
+    """
+
+    requests: int
+    """Requests that fit at the same time; of a list, those that fit in order."""
+    slots_total: int
+    """Slots that the design can hand out."""
+    slots_allocated: int
+    slots_used: int
+    reserved_waste_slots: int
+    """Kept for tokens that never come."""
+    internal_waste_slots: int
+    """Unused because of the unit in which slots are handed out."""
+    external_waste_slots: int
+    """Free but in pieces too small to use: none, since nothing has been freed yet; holes come with churn."""
+    index_bytes: int
+    """Tables that say where each token is, for `max_num_seqs` requests of the longest length."""
+    fits: bool
+    """Whether all requests fit that are asked for, or at least one where no number is."""
+
+    @property
+    def waste_fraction(self) -> Fraction:
+        """Waste over slots allocated; 0 when none are."""
+        wasted = self.reserved_waste_slots + self.internal_waste_slots
+        return Fraction(wasted, self.slots_allocated) if self.slots_allocated else Fraction(0)
+
+
+def compare_designs(
+    capacity: Capacity, demand: Demand, *, max_num_seqs: int, prefix_caching: bool
+) -> dict[Design, Baseline]:
+    """Work out all four designs for the same memory and the same requests."""
+    longest, slots = capacity.max_model_len, capacity.token_slots
+    row_bytes = max_num_seqs * _INDEX_ENTRY_BYTES
+    # A token-level table has one row more, for padding (SGLang's request-to-token pool).
+    token_table_bytes = (max_num_seqs + 1) * longest * _INDEX_ENTRY_BYTES
+    return {
+        Design.CONTIGUOUS: _slabs(demand, slots, lambda _: longest, reserved=True, index_bytes=row_bytes),
+        Design.BUDDY: _slabs(demand, slots, next_power_of_two, reserved=False, index_bytes=row_bytes),
+        Design.PAGED: paged_baseline(capacity, demand, max_num_seqs=max_num_seqs, prefix_caching=prefix_caching),
+        Design.TOKEN_LEVEL: _units(demand, 1, slots, prefix_caching=prefix_caching, index_bytes=token_table_bytes),
+    }
+
+
+def paged_baseline(capacity: Capacity, demand: Demand, *, max_num_seqs: int, prefix_caching: bool) -> Baseline:
+    """Work out whole blocks."""
+    return _units(
+        demand,
+        capacity.spec.block_size,
+        capacity.usable_blocks,
+        prefix_caching=prefix_caching,
+        index_bytes=max_num_seqs * capacity.blocks_per_request * _INDEX_ENTRY_BYTES,
+    )
+
+
+def next_power_of_two(value: int) -> int:
+    """Round up to a power of two: 612 to 1,024."""
+    return 1 << (value - 1).bit_length()
+
+
+def _units(demand: Demand, unit: int, num_units: int, *, prefix_caching: bool, index_bytes: int) -> Baseline:
+    """Work out whole units of so many slots; a common prefix is held once, as far as it fills units."""
+    shared = demand.shared_blocks(unit, prefix_caching=prefix_caching)
+    fitting = _fitting(demand, num_units - shared, lambda length: cdiv(length, unit) - shared)
+    counted = demand.requests if demand.requests is not None else fitting
+    waste = _over_requests(demand, counted, lambda length: tail_waste(length, unit))
+    private = _over_requests(demand, counted, lambda length: cdiv(length, unit) - shared)
+    allocated = (private + (shared if counted else 0)) * unit
+    return Baseline(
+        requests=fitting,
+        slots_total=num_units * unit,
+        slots_allocated=allocated,
+        slots_used=allocated - waste,
+        reserved_waste_slots=0,
+        internal_waste_slots=waste,
+        external_waste_slots=0,
+        index_bytes=index_bytes,
+        fits=fitting >= (demand.requests or 1),
+    )
+
+
+def _slabs(
+    demand: Demand, slots_total: int, slab: Callable[[int], int], *, reserved: bool, index_bytes: int
+) -> Baseline:
+    """Work out one slab per request; none fit when one of them is longer than its slab."""
+    too_long = any(length > slab(length) for length in demand.lengths)
+    fitting = 0 if too_long else _fitting(demand, slots_total, slab)
+    counted = demand.requests if demand.requests is not None else fitting
+    allocated = _over_requests(demand, counted, slab)
+    used = _over_requests(demand, counted, lambda length: min(length, slab(length)))
+    return Baseline(
+        requests=fitting,
+        slots_total=slots_total,
+        slots_allocated=allocated,
+        slots_used=used,
+        reserved_waste_slots=allocated - used if reserved else 0,
+        internal_waste_slots=0 if reserved else allocated - used,
+        external_waste_slots=0,
+        index_bytes=index_bytes,
+        fits=fitting >= (demand.requests or 1),
+    )
+
+
+def _fitting(demand: Demand, room: int, measure: Callable[[int], int]) -> int:
+    """Count the requests that fit: of a list in order, up to the first that does not; of equal ones as many as can."""
+    if demand.kind is not DemandKind.LENGTHS:
+        return max(0, room) // measure(demand.lengths[0])
+    fitting = 0
+    for length in demand.lengths:
+        room -= measure(length)
+        if room < 0:
+            break
+        fitting += 1
+    return fitting
+
+
+def _over_requests(demand: Demand, count: int, measure: Callable[[int], int]) -> int:
+    """Add a measure up over the requests that are counted."""
+    if demand.kind is DemandKind.LENGTHS:
+        return sum(measure(length) for length in demand.lengths)
+    return count * measure(demand.lengths[0])

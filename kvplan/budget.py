@@ -1,0 +1,123 @@
+"""Where every byte of a GPU goes: named parts that add up to the card exactly."""
+
+import math
+from dataclasses import dataclass
+
+from kvengine.errors import ConfigError
+from kvengine.units import format_bytes
+from kvplan.estimate import Amount, Evidence, sure
+from kvplan.gpu_spec import GpuSpec
+
+_SURENESS = list(Evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFraction:
+    """The share of a card that an engine takes."""
+
+    of_total: float
+    """Of the total that a process sees, as vLLM takes it; above 0 and at most 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One named part of the card."""
+
+    name: str
+    amount: Amount
+
+    @property
+    def size_bytes(self) -> int:
+        """Its likely size; negative only for `shortfall`, the bytes that are missing."""
+        return self.amount.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """A card's parts. `total_bytes == sum(part.size_bytes for part in parts)`, exactly.
+
+    Parts: `driver_reserve`, `outside_utilization`, `weights`, `overhead` and `kv_cache`; `not_modelled` where the KV
+    memory was given and the rest of the card was not asked for; `shortfall`, negative, where weights and overhead
+    alone are more than the engine may take.
+    """
+
+    total_bytes: int
+    parts: tuple[Part, ...]
+    available_kv: Amount
+
+    @property
+    def shortfall_bytes(self) -> int:
+        """Bytes that weights and overhead need beyond what the engine may take; 0 when they fit."""
+        return -sum(part.size_bytes for part in self.parts if part.name == "shortfall")
+
+
+def divide_memory(gpu: GpuSpec, fraction: MemoryFraction, *, weights: Amount, overhead: Amount) -> MemoryBudget:
+    """Give an engine its fraction of a card and see what weights and overhead leave for the KV cache.
+
+    Worked value: 81,559 MiB, 0.92 of it, 14.96 GiB of weights and 6 GiB of overhead leave 56,173,516,555 bytes (52.32 GiB).
+    """
+    reserve = gpu.driver_reserve
+    taken = _taken(gpu.total_bytes - reserve.size_bytes, fraction)
+    left = taken - weights.size_bytes - overhead.size_bytes
+    available = Amount(
+        size_bytes=max(0, left),
+        low_bytes=max(0, _left(gpu, fraction, reserve.high_bytes, weights.high_bytes, overhead.high_bytes)),
+        high_bytes=max(0, _left(gpu, fraction, reserve.low_bytes, weights.low_bytes, overhead.low_bytes)),
+        evidence=least_sure(reserve, weights, overhead),
+    )
+    outside = gpu.total_bytes - reserve.size_bytes - taken
+    parts = [
+        Part(name="driver_reserve", amount=reserve),
+        Part(name="outside_utilization", amount=sure(outside, Evidence.GIVEN)),
+        Part(name="weights", amount=weights),
+        Part(name="overhead", amount=overhead),
+        Part(name="kv_cache", amount=available),
+    ]
+    if left < 0:
+        parts.append(Part(name="shortfall", amount=sure(left, available.evidence)))
+    return _checked(gpu.total_bytes, parts, available)
+
+
+def given_kv(available_bytes: int, gpu: GpuSpec | None) -> MemoryBudget:
+    """Take the KV memory as given and leave the rest of the card alone.
+
+    Args:
+        available_bytes: Bytes for KV blocks on one GPU.
+        gpu: The card, when one was named; without it the KV memory is all that is accounted for.
+
+    Raises:
+        ConfigError: It is more than the card has.
+    """
+    available = sure(available_bytes, Evidence.GIVEN)
+    parts = [Part(name="kv_cache", amount=available)]
+    total_bytes = gpu.total_bytes if gpu else available_bytes
+    if available_bytes > total_bytes:
+        raise ConfigError(
+            f"{format_bytes(available_bytes)} of KV cache is more than the card's {format_bytes(total_bytes)}",
+            where="--available-kv",
+        )
+    if total_bytes > available_bytes:
+        parts.insert(0, Part(name="not_modelled", amount=sure(total_bytes - available_bytes, Evidence.GIVEN)))
+    return _checked(total_bytes, parts, available)
+
+
+def least_sure(*amounts: Amount) -> Evidence:
+    """Return the weakest evidence among amounts that count for something."""
+    counted = [amount.evidence for amount in amounts if amount.high_bytes]
+    return max(counted, key=_SURENESS.index, default=Evidence.GIVEN)
+
+
+def _left(gpu: GpuSpec, fraction: MemoryFraction, reserve: int, weights: int, overhead: int) -> int:
+    return _taken(gpu.total_bytes - reserve, fraction) - weights - overhead
+
+
+def _taken(process_bytes: int, fraction: MemoryFraction) -> int:
+    # vLLM: math.ceil(total_memory * gpu_memory_utilization), in floating point.
+    return min(process_bytes, math.ceil(process_bytes * fraction.of_total))
+
+
+def _checked(total_bytes: int, parts: list[Part], available: Amount) -> MemoryBudget:
+    budget = MemoryBudget(total_bytes=total_bytes, parts=tuple(parts), available_kv=available)
+    accounted = sum(part.size_bytes for part in budget.parts)
+    assert total_bytes == accounted, f"parts add up to {accounted}, the card has {total_bytes}"
+    return budget
