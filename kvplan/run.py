@@ -21,6 +21,7 @@ from kvengine.errors import CapacityError, ConfigError, KVError
 from kvengine.observer import TelemetryPublisher, engine_facts
 from kvengine.runner import SyntheticRunner
 from kvengine.units import format_bytes
+from kvplan.capacity import EngineKind, count_blocks
 from kvplan.loading import load_yaml
 from kvplan.results import Figures, PointResult
 from kvplan.run_model import LiveModels, RunModel, find_model
@@ -127,14 +128,16 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
     if max_model_len > most:
         message = f"expected at most the {most} tokens that {model.name} allows, got {max_model_len}"
         raise ConfigError(message, where=f"{point.where}: max_model_len")
-    kv_cache = model.geometry.kv_cache_spec(dtype=profile.kv_cache_dtype, block_size=profile.block_size)
-    num_blocks = profile.num_blocks
-    if num_blocks is None:
-        assert profile.available_kv is not None, "an incomplete profile came through"
-        num_blocks = profile.available_kv // kv_cache.block_bytes
+    capacity = count_blocks(
+        model.geometry.kv_cache_spec(dtype=profile.kv_cache_dtype, block_size=profile.block_size),
+        EngineKind.VLLM,
+        available_bytes=profile.available_kv or 0,
+        max_model_len=max_model_len,
+        override=profile.num_blocks,
+    )
     return EngineConfig(
-        kv_cache=kv_cache,
-        num_blocks=num_blocks,
+        kv_cache=capacity.spec,
+        num_blocks=capacity.num_blocks,
         enable_prefix_caching=profile.prefix_caching,
         scheduler=SchedulerConfig(
             max_num_seqs=profile.max_num_seqs,
