@@ -1,0 +1,103 @@
+"""The files of SGLang's answers, read as they are: operations, memory cases, scheduler decisions."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.oracle.outcome import OracleInputError
+
+Operation = dict[str, Any]
+"""One operation of a scenario: `op` and what it takes."""
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A memory case's input."""
+
+    name: str
+    page_size: int
+    pool_tokens: int
+    ops: list[Operation]
+    why: str = ""
+    need_sort: bool = False
+    eviction_policy: str = "lru"
+    detail: str | int = "full"
+    seed: int | None = None
+
+
+class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the real classes did: records of the first steps, and digests of all."""
+
+    steps: list[dict[str, Any]]
+    digest: str
+    chain: list[str]
+    chain_every: int
+    end: dict[str, Any]
+    evicted_tokens: int
+    sglang_version: str = ""
+    format: int = 1
+
+
+class MemoryCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of `sglang/`."""
+
+    scenario: Scenario
+    golden: Golden
+
+
+class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One scheduler decision; which fields count depends on `kind`."""
+
+    name: str
+    kind: str
+    golden: dict[str, Any]
+    why: str = ""
+    page_size: int = 1
+    pool_tokens: int = 4096
+    setup: list[Operation] = []
+    waiting: list[Operation] = []
+    policy: str = "lpm"
+    new_token_ratio: float = 1.0
+    max_prefill_tokens: int = 16384
+    chunk: int | None = None
+    conservativeness: float = 1.0
+    steps: int = 0
+    every: int = 1
+
+
+class Decisions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file `sglang_sched.json`."""
+
+    cases: list[Decision]
+    sglang_version: str = ""
+    format: int = 1
+
+
+def load(path: Path) -> MemoryCase | Decisions:
+    """Read a file of either kind.
+
+    Raises:
+        OracleInputError: It cannot be read, is not JSON, or is in neither format.
+    """
+    try:
+        raw = msgspec.json.decode(path.read_bytes())
+        if isinstance(raw, dict) and "cases" in raw:
+            return msgspec.convert(raw, Decisions)
+        return msgspec.convert(raw, MemoryCase)
+    except OSError as error:
+        raise OracleInputError(f"{path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise OracleInputError(f"{path}: {error}") from error
+
+
+def tokens_of(given: Mapping[str, Any] | Sequence[int]) -> list[int]:
+    """Tokens as a scenario gives them: a list, or generated segments `[seed, start, n]` and literals behind them."""
+    if not isinstance(given, Mapping):
+        return list(given)
+    generated = [
+        (((seed * 2654435761 + 12345 + i * 40503) % 2**32) // 256) % 100_000
+        for seed, start, count in given.get("gen", [])
+        for i in range(start, start + count)
+    ]
+    return generated + list(given.get("lit", []))
