@@ -149,11 +149,12 @@ def _prompts(
 
 
 def _random_prompts(synthetic: Synthetic, seed: int, vocab_size: int) -> Iterator[list[int]]:
-    chance = random.Random(f"{seed}/prompts")
-    prefix = [chance.randrange(vocab_size) for _ in range(synthetic.shared_prefix_tokens)]
+    # Lengths have a source of their own, so that they are the same for every vocabulary.
+    tokens, lengths = random.Random(f"{seed}/tokens"), random.Random(f"{seed}/prompt_tokens")
+    prefix = [tokens.randrange(vocab_size) for _ in range(synthetic.shared_prefix_tokens)]
     for _ in range(synthetic.requests):
-        length = _draw(synthetic.prompt_tokens, chance)
-        yield prefix + [chance.randrange(vocab_size) for _ in range(length)]
+        length = _draw(synthetic.prompt_tokens, lengths)
+        yield prefix + [tokens.randrange(vocab_size) for _ in range(length)]
 
 
 def _draw(length: int | Range, chance: random.Random) -> int:

@@ -94,6 +94,13 @@ def test_one_seed_gives_one_workload() -> None:
     assert specs_of(workload, seed=3) != specs_of(workload, seed=4)
 
 
+def test_random_lengths_do_not_depend_on_the_vocabulary() -> None:
+    workload = a_workload(synthetic={"requests": 20, "prompt_tokens": {"low": 1, "high": 50}})
+    small, large = (request_specs(workload, seed=1, vocab_size=size) for size in (10, 100_000))
+
+    assert [len(spec.prompt_token_ids) for spec in small] == [len(spec.prompt_token_ids) for spec in large]
+
+
 def test_output_lengths_stay_the_same_when_the_prompts_change() -> None:
     lengths = {"low": 1, "high": 1000}
     one = specs_of(a_workload(prompts=["a", "b", "c"], max_tokens=lengths))
