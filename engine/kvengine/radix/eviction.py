@@ -47,6 +47,9 @@ _RANKS: dict[EvictionPolicy, Callable[[RadixNode], Rank]] = {
 _RANKS_THAT_FALL = frozenset({EvictionPolicy.MRU})
 """Policies in which a use brings a node closer to its eviction."""
 
+_OUTDATED_SHARE = 8
+"""Ranking all entries anew costs about as much as putting back this share of them one by one."""
+
 
 def rank_of(policy: EvictionPolicy) -> Callable[[RadixNode], Rank]:
     """What a policy sorts leaves by."""
@@ -64,14 +67,15 @@ class EvictionQueue:
     A heap whose entries may be out of date: a use changes a leaf's rank, a lock or a child takes it out of the
     running, and neither touches the heap. Except with `mru` a rank only grows, so an entry is never too late: one
     that comes up too early goes back with its present rank, and one that no longer counts is dropped. Using a
-    cached prefix therefore costs the queue nothing.
+    cached prefix therefore costs the queue nothing. When many come up too early, all are ranked anew at once.
 
     Invariant (`check_invariants`): every leaf without locks has one entry, at most at its present rank.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._rank = rank_of(policy)
-        self._must_refresh = policy in _RANKS_THAT_FALL
+        self._ranks_fall = policy in _RANKS_THAT_FALL
+        self._num_outdated = 0
         # The count in the middle keeps entries of equal rank, of which at most one is up to date, from comparing nodes.
         self._heap: list[tuple[Rank, int, RadixNode]] = []
         self._num_entries_made = 0
@@ -83,28 +87,38 @@ class EvictionQueue:
             self._num_entries_made += 1
             heapq.heappush(self._heap, (self._rank(node), self._num_entries_made, node))
 
-    def refresh(self) -> None:
+    def begin(self) -> None:
         """Make the queue ready for some `pop`s, before which no rank changes."""
-        if self._must_refresh:
-            self._heap = [(self._rank(node), count, node) for _, count, node in self._heap]
-            heapq.heapify(self._heap)
+        self._num_outdated = 0
+        if self._ranks_fall:
+            self._rank_anew()
 
     def pop(self) -> RadixNode | None:
         """Take the leaf that goes first; None if there is none."""
-        heap, rank = self._heap, self._rank
-        while heap:
-            then, count, node = heap[0]
+        rank = self._rank
+        while self._heap:
+            then, count, node = self._heap[0]
             if not is_evictable(node):
-                heapq.heappop(heap)
+                heapq.heappop(self._heap)
                 node.is_queued = False
                 continue
             now = rank(node)
             if now == then:
-                heapq.heappop(heap)
+                heapq.heappop(self._heap)
                 node.is_queued = False
                 return node
-            heapq.heapreplace(heap, (now, count, node))
+            self._num_outdated += 1
+            if self._num_outdated * _OUTDATED_SHARE > len(self._heap):
+                self._rank_anew()
+            else:
+                heapq.heapreplace(self._heap, (now, count, node))
         return None
+
+    def _rank_anew(self) -> None:
+        nodes = [node for _, _, node in self._heap]
+        self._heap = list(zip(map(self._rank, nodes), range(len(nodes)), nodes, strict=True))
+        heapq.heapify(self._heap)
+        self._num_outdated = 0
 
     def check_invariants(self, leaves: set[RadixNode]) -> None:
         """`leaves`, all leaves without locks, have one entry each; see the class."""
@@ -113,6 +127,6 @@ class EvictionQueue:
         assert all(node.is_queued for node in queued), "a node in the eviction queue does not know it"
         missing = leaves - set(queued)
         assert not missing, f"{len(missing)} evictable leaves are not in the eviction queue"
-        if not self._must_refresh:
+        if not self._ranks_fall:
             late = [node for then, _, node in self._heap if then > self._rank(node)]
             assert not late, f"{len(late)} entries of the eviction queue rank later than their nodes"

@@ -201,7 +201,7 @@ class RadixTree:
         if num_tokens <= 0:
             return evicted
         queue = self._queue
-        queue.refresh()
+        queue.begin()
         remaining = num_tokens * TOKEN_BYTES
         while remaining > 0 and (node := queue.pop()) is not None:
             parent = node.parent
