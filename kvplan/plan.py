@@ -244,7 +244,7 @@ def _obstacle(inputs: PlanInputs, budget: MemoryBudget, demand: Demand, availabl
     if capacity.available_bytes > available_bytes:
         taken, there = format_bytes(capacity.available_bytes), format_bytes(available_bytes)
         return f"{capacity.num_blocks:,} blocks take {taken}, and {there} are there"
-    if not capacity.holds_one_request and _length_counts(inputs):
+    if not capacity.holds_one_request and length_counts(inputs):
         there = format_bytes(capacity.checked_bytes)
         beside = " beside the null block" if engine.engine.null_blocks else ""
         return (
@@ -258,7 +258,7 @@ def _obstacle(inputs: PlanInputs, budget: MemoryBudget, demand: Demand, availabl
     if demand.requests is not None and demand.requests > (engine.max_num_seqs or demand.requests):
         return f"{demand.requests:,} requests at once are more than the {engine.max_num_seqs:,} allowed"
     paged = _paged(engine, capacity, demand)
-    if paged.fits or not _demand_counts(inputs):
+    if paged.fits or not demand_counts(inputs):
         return ""
     needed = paged.slots_allocated // capacity.spec.block_size
     return (
@@ -267,13 +267,13 @@ def _obstacle(inputs: PlanInputs, budget: MemoryBudget, demand: Demand, availabl
     )
 
 
-def _length_counts(inputs: PlanInputs) -> bool:
+def length_counts(inputs: PlanInputs) -> bool:
     """Whether a request of the longest length must fit: an engine insists; the textbook only where one was typed."""
     engine = inputs.engine
     return engine.engine is EngineKind.VLLM or inputs.demand is None or engine.max_model_len is not None
 
 
-def _demand_counts(inputs: PlanInputs) -> bool:
+def demand_counts(inputs: PlanInputs) -> bool:
     """Whether the demand must fit as a whole: an engine lets requests wait, unless a number was asked for."""
     demand = inputs.demand
     assert demand is not None, "asked only with a demand"
@@ -285,7 +285,7 @@ def _demand_counts(inputs: PlanInputs) -> bool:
 def _success(inputs: PlanInputs, demand: Demand, available_bytes: int) -> str:
     capacity = _pool(inputs, available_bytes)
     there = format_bytes(capacity.available_bytes)
-    if inputs.demand is not None and _demand_counts(inputs):
+    if inputs.demand is not None and demand_counts(inputs):
         paged = _paged(inputs.engine, capacity, demand)
         needed = cdiv(paged.slots_allocated, capacity.spec.block_size)
         what = f"{demand.requests or paged.requests:,} requests"

@@ -1,0 +1,95 @@
+"""The only place that prints: results on stdout, everything else on stderr."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from kvengine.errors import KVError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+class Format(StrEnum):
+    """Forms of a result; they agree value for value."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def chosen_format(output_format: Format, as_json: bool) -> Format:
+    """Resolve `--format` and its short form `--json`."""
+    return Format.JSON if as_json else output_format
+
+
+def print_json(document: Mapping[str, object]) -> None:
+    """Print one JSON document; equal documents are equal byte for byte."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
+    """Print rows under a header of their keys, in order of first appearance; what is missing stays empty."""
+    import csv
+
+    listed = list(rows)
+    columns = list(dict.fromkeys(key for row in listed for key in row))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    for row in listed:
+        writer.writerow([csv_cell(row.get(column)) for column in columns])
+
+
+def csv_cell(value: object) -> str:
+    """Write a value as JSON does, text without quotes and nothing for None."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def flat_rows(document: object, path: str = "") -> list[tuple[str, object]]:
+    """Flatten a document to `(path, value)`: `capacity.num_blocks`, `parts.0.name`."""
+    if isinstance(document, Mapping):
+        return [row for key, value in document.items() for row in flat_rows(value, f"{path}.{key}" if path else key)]
+    if isinstance(document, list):
+        return [row for index, value in enumerate(document) for row in flat_rows(value, f"{path}.{index}")]
+    return [(path, document)]
+
+
+def print_rich(*renderables: "RenderableType") -> None:
+    """Print tables and text, coloured on a terminal and plain elsewhere."""
+    console = stdout_console()
+    for renderable in renderables:
+        console.print(renderable)
+
+
+def stdout_console() -> "Console":
+    """Return a console on stdout that neither guesses at numbers nor eats square brackets."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def stderr_console() -> "Console":
+    """Return a console on stderr, for progress."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def print_note(text: str) -> None:
+    """Tell something beside the result, on stderr."""
+    sys.stderr.write(f"note: {text}\n")
+
+
+def print_error(error: KVError) -> None:
+    """Print what went wrong and what to do about it, on stderr, a line each."""
+    sys.stderr.write(f"error: {_one_line(str(error))}\n")
+    if error.hint:
+        sys.stderr.write(f"hint: {_one_line(error.hint)}\n")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

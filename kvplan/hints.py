@@ -1,0 +1,156 @@
+"""What would make it fit, or fit more: options whose effect was worked out by planning again with them."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from kvengine.errors import ConfigError
+from kvengine.spec import KVDtype
+from kvplan.budget import MemoryFraction
+from kvplan.capacity import EngineKind
+from kvplan.needs import needs_of
+from kvplan.plan import Outcome, Plan, PlanInputs, make_plan
+
+_MAX_HINTS = 4
+_HIGHEST_UTILIZATION = 0.97
+"""Above it, engines run out of memory outside their own accounting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """An option, and what the plan becomes with it."""
+
+    option: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    option: str
+    inputs: PlanInputs
+
+
+def find_hints(plan: Plan) -> list[Hint]:
+    """Return what helps: of a plan that may not fit, what makes it fit; of one that does, what makes room for more."""
+    if plan.verdict.outcome is Outcome.FITS:
+        return _room_for_more(plan)
+    changes = [change for source in _SOURCES for change in source(plan)]
+    hints = [
+        Hint(option=change.option, effect=_effect(changed))
+        for change in changes
+        if (changed := _try_plan(change.inputs)) is not None and changed.verdict.outcome is Outcome.FITS
+    ]
+    return hints[:_MAX_HINTS]
+
+
+def _room_for_more(plan: Plan) -> list[Hint]:
+    hints = []
+    for change in _smaller_kv(plan):
+        changed = make_plan(change.inputs)
+        before, after = plan.capacity.num_blocks, changed.capacity.num_blocks
+        if before and after > before:
+            hints.append(Hint(option=change.option, effect=f"{after:,} blocks instead of {before:,}"))
+    return hints
+
+
+def _effect(plan: Plan) -> str:
+    return f"fits: {plan.verdict.reason}"
+
+
+def _try_plan(inputs: PlanInputs) -> Plan | None:
+    try:
+        return make_plan(inputs)
+    except ConfigError:
+        return None
+
+
+def _shorter_requests(plan: Plan) -> Iterator[_Change]:
+    """The longest length that fits even where the estimates turn out worst."""
+    worst = replace(plan.capacity, available_bytes=plan.budget.available_kv.low_bytes)
+    if plan.inputs.engine.num_blocks is not None:
+        worst = plan.capacity
+    if 0 < worst.longest_fit < plan.capacity.max_model_len:
+        yield _with_engine(plan, f"--max-model-len {worst.longest_fit}", max_model_len=worst.longest_fit)
+
+
+def _longer_limit(plan: Plan) -> Iterator[_Change]:
+    wanted = plan.demand.tokens_max
+    if wanted > plan.capacity.max_model_len:
+        yield _with_engine(plan, f"--max-model-len {wanted}", max_model_len=wanted)
+
+
+def _more_seqs(plan: Plan) -> Iterator[_Change]:
+    wanted, allowed = plan.demand.requests, plan.inputs.engine.max_num_seqs
+    if wanted is not None and allowed is not None and wanted > allowed:
+        yield _with_engine(plan, f"--max-num-seqs {wanted}", max_num_seqs=wanted)
+
+
+def _smaller_kv(plan: Plan) -> Iterator[_Change]:
+    if plan.capacity.spec.dtype is not KVDtype.FP8 and plan.inputs.engine.num_blocks is None:
+        yield _with_engine(plan, "--kv-cache-dtype fp8", kv_dtype=KVDtype.FP8)
+
+
+def _smaller_blocks(plan: Plan) -> Iterator[_Change]:
+    """Smaller blocks waste less of each request's last one; engines on GPUs take no fewer than 16 tokens."""
+    engine = plan.inputs.engine
+    if plan.inputs.demand is None or engine.num_blocks is not None:
+        return
+    smallest = 16 if engine.engine is EngineKind.VLLM else 1
+    size = engine.block_size // 2
+    while size >= smallest:
+        yield _with_engine(plan, f"--block-size {size}", block_size=size)
+        size //= 2
+
+
+def _more_of_the_card(plan: Plan) -> Iterator[_Change]:
+    memory = plan.inputs.memory
+    needs = needs_of(plan)
+    if needs.utilization is None or needs.utilization > _HIGHEST_UTILIZATION:
+        return
+    fraction = math.ceil(max(needs.utilization, memory.fraction.of_total) * 100) / 100
+    option = f"--gpu-memory-utilization {fraction}"
+    yield _Change(
+        option=option, inputs=replace(plan.inputs, memory=replace(memory, fraction=MemoryFraction(of_total=fraction)))
+    )
+
+
+def _more_gpus(plan: Plan) -> Iterator[_Change]:
+    memory, engine = plan.inputs.memory, plan.inputs.engine
+    if memory.gpu is None or memory.available_kv_bytes is not None or memory.weights_bytes is not None:
+        return
+    for ranks in (2, 4, 8, 16):
+        if ranks > engine.tensor_parallel and plan.inputs.model.divides_over(ranks):
+            change = _with_engine(plan, f"--tp {ranks}", tensor_parallel=ranks)
+            changed = _try_plan(change.inputs)
+            if changed is not None and changed.verdict.outcome is Outcome.FITS:
+                yield change
+                return
+
+
+def _more_memory(plan: Plan) -> Iterator[_Change]:
+    memory = plan.inputs.memory
+    if memory.available_kv_bytes is None:
+        return
+    needed = needs_of(plan).available_kv_bytes
+    without_card = None if memory.gpu is not None and needed > memory.gpu.total_bytes else memory.gpu
+    yield _Change(
+        option=f"--available-kv {needed}",
+        inputs=replace(plan.inputs, memory=replace(memory, available_kv_bytes=needed, gpu=without_card)),
+    )
+
+
+_SOURCES: tuple[Callable[[Plan], Iterator[_Change]], ...] = (
+    _longer_limit,
+    _more_seqs,
+    _shorter_requests,
+    _smaller_kv,
+    _smaller_blocks,
+    _more_of_the_card,
+    _more_gpus,
+    _more_memory,
+)
+
+
+def _with_engine(plan: Plan, option: str, **changes: object) -> _Change:
+    engine = replace(plan.inputs.engine, **changes)  # type: ignore[arg-type]
+    return _Change(option=option, inputs=replace(plan.inputs, engine=engine))
