@@ -36,7 +36,11 @@ def key_value_heads(reader: ConfigReader, num_heads: int) -> int:
 
 def falcon_kv_heads(reader: ConfigReader, num_heads: int) -> int:
     """The new architecture obeys the count; the old one with multi_query has one head, whatever the count says (71)."""
-    if not reader.flag("new_decoder_architecture", default=False) and reader.flag("multi_query", default=True):
+    is_new, is_multi_query = (
+        reader.flag("new_decoder_architecture", default=False),
+        reader.flag("multi_query", default=True),
+    )
+    if is_multi_query and not is_new:
         return 1
     return key_value_heads(reader, num_heads)
 
