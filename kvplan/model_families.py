@@ -171,7 +171,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "gemma": Family(
             defaults=_defaults(28, 16, 3072, 24576, 256000, 8192, num_key_value_heads=16, head_dim=256),
-            traits=WeightTraits(tied=True),
+            traits=WeightTraits(qkv_bias=_ATTENTION_BIAS, output_bias=_ATTENTION_BIAS, tied=True),
         ),
         "glm": Family(
             defaults=_defaults(40, 32, 4096, 13696, 151552, 131072, num_key_value_heads=2, head_dim=128),
