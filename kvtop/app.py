@@ -1,0 +1,311 @@
+"""The screen: panes around one `ViewModel`, fed by one source."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Footer
+
+from kvengine.errors import KVError
+from kvengine.telemetry.history import EventKind
+from kvengine.telemetry.reader import Attachment, RunningEngine
+from kvengine.telemetry.state import StepSnapshot
+from kvtop.palette import DARK, DARK_VARIABLES, LIGHT
+from kvtop.source import (
+    ChangeSpeed,
+    Command,
+    HistoryArrived,
+    LiveSource,
+    PlayheadMoved,
+    RecordingSource,
+    Seek,
+    SeekStep,
+    SnapshotArrived,
+    Source,
+    StatusChanged,
+    StepBy,
+    TogglePlay,
+)
+from kvtop.view_model import ViewModel
+from kvtop.widgets.block_detail import BlockDetail
+from kvtop.widgets.block_table import BlockTable
+from kvtop.widgets.engine_picker import EnginePicker
+from kvtop.widgets.event_log import EventLog
+from kvtop.widgets.help_screen import HelpScreen
+from kvtop.widgets.line_pane import LinePane
+from kvtop.widgets.playback_bar import PlaybackBar
+from kvtop.widgets.pool_map import PoolMap
+from kvtop.widgets.request_list import RequestList
+from kvtop.widgets.shared_blocks import SharedBlocks
+from kvtop.widgets.state_line import StateLine
+from kvtop.widgets.trend_chart import TrendChart
+
+AGE_EVERY_S = 0.5
+MIN_LINES_OF_PANE = 3
+"""A pane that is folded to fewer lines is enlarged when it is asked for."""
+RECORDING_ONLY = {"step", "speed", "seek", "jump"}
+
+
+class KvtopApp(App[None]):
+    """The live view of one engine or recording.
+
+    Args:
+        source: What to watch; None to choose among `engines` first.
+        engines: The running engines, when there are several.
+
+    Attributes:
+        failure: Why the chosen engine could not be watched.
+    """
+
+    CSS_PATH = "kvtop.tcss"
+    TITLE = "kvtop"
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (20, "-short"), (32, "-tall"), (50, "-high")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "pause", "Pause", id="app.pause", tooltip="Stand still, or go on"),
+        Binding("comma", "step(-1)", "Back", id="app.back", tooltip="One step back", key_display=","),
+        Binding("full_stop", "step(1)", "Step", id="app.forward", tooltip="One step forward", key_display="."),
+        Binding("n", "jump(True)", "Next preemption", id="app.next", tooltip="To the next preemption"),
+        Binding("N", "jump(False)", "Previous", show=False, id="app.previous", tooltip="To the previous preemption"),
+        Binding("left_square_bracket", "speed(False)", "Slower", show=False, id="app.slower", tooltip="Play slower"),
+        Binding("right_square_bracket", "speed(True)", "Faster", show=False, id="app.faster", tooltip="Play faster"),
+        Binding("home", "seek(0)", "Start", show=False, id="app.start", tooltip="To the start of the recording"),
+        Binding("end", "seek(1)", "End", show=False, id="app.end", tooltip="To the end of the recording"),
+        Binding("1", "pane('map')", "Map", show=False, id="app.map", tooltip="Map; again: enlarge it"),
+        Binding("2", "pane('requests')", "Requests", show=False, id="app.requests", tooltip="Requests; again: enlarge"),
+        Binding("3", "pane('shared')", "Shared", show=False, id="app.shared", tooltip="Shared blocks; again: enlarge"),
+        Binding("4", "pane('trend')", "Trend", show=False, id="app.trend", tooltip="Trend; again: enlarge"),
+        Binding("5", "pane('events')", "Events", show=False, id="app.events", tooltip="Events; again: enlarge"),
+        Binding("escape", "leave", "Back", show=False, id="app.leave", tooltip="Out of an enlarged pane, or unselect"),
+        Binding("question_mark", "help", "Help", id="app.help", tooltip="This page", key_display="?"),
+        Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave kvtop; the engine goes on"),
+    ]
+
+    def __init__(self, source: Source | None, *, engines: Sequence[RunningEngine] = ()) -> None:
+        super().__init__()
+        self.failure: KVError | None = None
+        self._source = source
+        self._engines = engines
+        self._unseen: StepSnapshot | None = None
+        """The newest state that came while the view stood still."""
+        self._unseen_history: list[HistoryArrived] = []
+        self._is_stale = False
+        self.model = ViewModel(source_name="", is_recording=source is not None and source.is_recording)
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """The colours of the pool, for themes that do not bring their own."""
+        return DARK_VARIABLES
+
+    def compose(self) -> ComposeResult:
+        """The panes; kvtop.tcss says where they lie."""
+        model = self.model
+        yield StateLine(model)
+        with Horizontal(id="body"):
+            with Vertical(id="left"):
+                yield PoolMap(model)
+                yield BlockDetail(model)
+            with Vertical(id="side"):
+                yield RequestList(model)
+                yield BlockTable(model)
+                yield SharedBlocks(model)
+        with Horizontal(id="bottom"):
+            yield TrendChart(model)
+            yield EventLog(model)
+        yield PlaybackBar(model)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Start watching, or ask what."""
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        self.theme = DARK.name
+        self.set_interval(AGE_EVERY_S, self._show_age)
+        self.query_one(RequestList).focus()
+        if self._source is not None:
+            self._watch(self._source)
+        else:
+            self.push_screen(EnginePicker(self._engines), self._choose)
+
+    def on_unmount(self) -> None:
+        """Let the worker end."""
+        if self._source is not None:
+            self._source.stop()
+
+    def _choose(self, path: Path | None) -> None:
+        if path is None:
+            self.exit()
+            return
+        try:
+            self._watch(LiveSource(Attachment.open(path)))
+        except KVError as error:
+            self.failure = error
+            self.exit()
+
+    def _watch(self, source: Source) -> None:
+        self._source = source
+        self.model.source_name = source.name
+        self.screen.set_class(source.is_recording, "-recording")
+        self.run_worker(lambda: source.run(self.post_message), thread=True, name=source.name)
+
+    # What the source says.
+
+    def on_snapshot_arrived(self, message: SnapshotArrived) -> None:
+        """Show a newer state, unless the view stands still."""
+        if self.model.is_paused:
+            self._unseen = message.snapshot
+        else:
+            self.model.take_snapshot(message.snapshot, now_s=time.monotonic())
+            self._update_panes()
+
+    def on_history_arrived(self, message: HistoryArrived) -> None:
+        """Add to trends and events; the snapshot that follows redraws them."""
+        if self.model.is_paused:
+            self._unseen_history.append(message)
+        else:
+            self.model.take_history(message.samples, message.events)
+
+    def on_status_changed(self, message: StatusChanged) -> None:
+        """Show what the source is doing."""
+        self.model.status = message.status
+        self.model.facts = message.facts or self.model.facts
+        self._show_age()
+
+    def on_playhead_moved(self, message: PlayheadMoved) -> None:
+        """Show where the recording stands."""
+        self.model.playhead = message.playhead
+        self.query_one(PlaybackBar).update_view()
+
+    # What the panes ask for.
+
+    def on_pool_map_cursor_moved(self, message: PoolMap.CursorMoved) -> None:
+        """Look at another block."""
+        self.model.cursor = message.block_id
+        self.query_one(PoolMap).update_view()
+        self.query_one(BlockDetail).update_view()
+
+    def on_pool_map_owner_wanted(self, message: PoolMap.OwnerWanted) -> None:
+        """Select an owner of a block; the next one each time."""
+        picture = self.model.picture
+        owners = [request.request_id for request, _ in picture.block(message.block_id).owners] if picture else []
+        if not owners:
+            return
+        selected = self.model.selected_id
+        following = owners.index(selected) + 1 if selected in owners else 0
+        self._select(owners[following % len(owners)])
+
+    def on_request_list_selected(self, message: RequestList.Selected) -> None:
+        """Light a request's blocks."""
+        self._select(message.request_id)
+
+    def on_request_list_sort_changed(self, message: RequestList.SortChanged) -> None:
+        """Put the requests in another order."""
+        self.model.sort_key = message.sort_key
+        self.query_one(RequestList).update_view()
+
+    def on_playback_bar_position_wanted(self, message: PlaybackBar.PositionWanted) -> None:
+        """Go where the slider was clicked."""
+        self.action_seek(message.fraction)
+
+    def _select(self, request_id: str | None) -> None:
+        self.model.selected_id = request_id
+        for pane in (self.query_one(PoolMap), self.query_one(BlockTable), self.query_one(RequestList)):
+            pane.update_view()
+
+    # Keys.
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Moving through time is for recordings."""
+        return self.model.is_recording if action in RECORDING_ONLY else True
+
+    def action_help(self) -> None:
+        """Show every key and sign."""
+        self.push_screen(HelpScreen(self._keys()))
+
+    def action_pause(self) -> None:
+        """Play or stop a recording; let a live view stand still or catch up."""
+        if self.model.is_recording:
+            self._command(TogglePlay())
+            return
+        self.model.is_paused = not self.model.is_paused
+        if not self.model.is_paused:
+            for history in self._unseen_history:
+                self.model.take_history(history.samples, history.events)
+            self._unseen_history.clear()
+            if self._unseen is not None:
+                self.model.take_snapshot(self._unseen, now_s=time.monotonic())
+                self._unseen = None
+        self._update_panes()
+
+    def action_step(self, count: int) -> None:
+        """Stop, and move by so many steps."""
+        self._command(StepBy(count))
+
+    def action_speed(self, faster: bool) -> None:
+        """Play faster or slower."""
+        self._command(ChangeSpeed(faster))
+
+    def action_seek(self, fraction: float) -> None:
+        """Go to a part of the recording, from 0 to 1."""
+        if self.model.playhead is not None:
+            self._command(Seek(round(fraction * (self.model.playhead.num_positions - 1))))
+
+    def action_jump(self, forward: bool) -> None:
+        """Go to the nearest step with a preemption."""
+        step = self.model.step_of_next((EventKind.PREEMPT,), forward=forward)
+        if step is None:
+            self.notify(f"no preemption {'after' if forward else 'before'} this step", timeout=2)
+        else:
+            self._command(SeekStep(step))
+
+    def action_pane(self, pane_id: str) -> None:
+        """Focus a pane; enlarge it if it has the focus already, or is folded to a line."""
+        pane = self.query_one(f"#{pane_id}", LinePane)
+        if pane_id in ("requests", "shared"):  # they take turns where there is no room for both
+            self.screen.set_class(pane_id == "shared", "-tab-shared")
+        if self.screen.maximized is not None:
+            self.screen.minimize()
+        elif pane.has_focus or pane.size.height < MIN_LINES_OF_PANE:
+            self.screen.maximize(pane)
+        pane.focus()
+        self.call_after_refresh(pane.update_view)
+
+    def action_leave(self) -> None:
+        """Out of an enlarged pane; else unselect; else take the block cursor away."""
+        if self.screen.maximized is not None:
+            self.screen.minimize()
+        elif self.model.selected_id is not None:
+            self._select(None)
+        else:
+            self.model.cursor = None
+            self._update_panes()
+
+    def _command(self, command: Command) -> None:
+        if isinstance(self._source, RecordingSource):
+            self._source.do(command)
+
+    def _keys(self) -> list[tuple[str, str]]:
+        bindings = [*self.BINDINGS, *PoolMap.BINDINGS, *RequestList.BINDINGS]
+        return [
+            (self.get_key_display(binding), binding.tooltip)
+            for binding in bindings
+            if isinstance(binding, Binding) and self.check_action(binding.action.partition("(")[0], ())
+        ]
+
+    # Drawing.
+
+    def _update_panes(self) -> None:
+        for pane in self.screen_stack[0].query(LinePane):
+            if pane.display:
+                pane.update_view()
+        self._show_age()
+
+    def _show_age(self) -> None:
+        self.query_one(StateLine).refresh()
+        is_stale = self.model.is_stale(time.monotonic())
+        if is_stale != self._is_stale:
+            self._is_stale = is_stale
+            self.screen_stack[0].set_class(is_stale, "-stale")

@@ -1,0 +1,83 @@
+"""What happened, the newest at the bottom."""
+
+from textual.strip import Strip
+
+from kvengine.telemetry.history import Event, EventKind
+from kvtop import formats
+from kvtop.view_model import ViewModel
+from kvtop.widgets.line_pane import Line, ListPane
+
+_GLYPHS = {
+    EventKind.ARRIVE: "+",
+    EventKind.ADMIT: "●",
+    EventKind.RESUME: "◐",
+    EventKind.PREEMPT: "▲",
+    EventKind.FINISH: "✓",
+    EventKind.EVICT: "▒",
+}
+
+
+MIN_WIDTH_FOR_TIMES = 56
+
+
+class EventLog(ListPane):
+    """Follows the newest event until it is scrolled up."""
+
+    NUMBERED_TITLE = "5 Events"
+
+    def __init__(self, model: ViewModel, *, id: str = "events") -> None:
+        super().__init__(model, id=id)
+        self._is_following = True
+
+    @property
+    def num_rows(self) -> int:
+        """Events up to the step shown."""
+        return self.model.num_events_shown()
+
+    def update_view(self) -> None:
+        """Follow the newest event."""
+        if self._is_following:
+            self.top = max(self.num_rows - self.num_visible, 0)
+        super().update_view()
+
+    def scroll_rows(self, count: int) -> None:
+        """Scroll; following goes on at the end."""
+        super().scroll_rows(count)
+        if count:
+            self._is_following = self.top >= self.num_rows - self.num_visible
+
+    def describe_empty(self) -> str:
+        """Why there is no row."""
+        return "nothing has happened yet"
+
+    def draw_row(self, row: int, width: int) -> Strip:
+        """One event."""
+        event, palette = self.model.events[row], self.palette
+        style = {
+            EventKind.PREEMPT: palette.bad,
+            EventKind.EVICT: palette.cached,
+            EventKind.ADMIT: palette.good,
+            EventKind.RESUME: palette.warn,
+        }.get(event.kind, palette.muted)
+        line = Line(width)
+        is_folded = self.size.height == 1
+        line.add(" 5 " if is_folded else " ", palette.faint).add(f"{event.step:>7,} ", palette.muted)
+        if width >= MIN_WIDTH_FOR_TIMES:
+            line.add(f"{event.time_s:>8.2f}s  ", palette.faint)
+        line.add(f"{_GLYPHS[event.kind]} {event.kind:<8}", style)
+        line.add(f"{event.request_id} " if event.request_id else "", palette.text)
+        return line.add(_describe(event), palette.muted).strip()
+
+
+def _describe(event: Event) -> str:
+    match event.kind:
+        case EventKind.ARRIVE:
+            return f"{event.amount:,} prompt tokens"
+        case EventKind.ADMIT | EventKind.RESUME:
+            return f"{event.amount:,} tokens hit" if event.amount else "no hit"
+        case EventKind.PREEMPT:
+            return f"gives up {formats.plural(event.amount, 'block')}"
+        case EventKind.EVICT:
+            return f"{formats.plural(event.amount, 'cached block')}"
+        case EventKind.FINISH:
+            return f"{formats.plural(event.amount, 'token')}, {event.reason}"

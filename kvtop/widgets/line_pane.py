@@ -1,0 +1,215 @@
+"""The base of all panes: bordered, and drawn line by line in true colours."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.filter import ANSIToTruecolor, LineFilter
+from textual.strip import Strip
+from textual.widget import Widget
+
+from kvtop.palette import Palette
+from kvtop.view_model import ViewModel
+
+ELLIPSIS = "…"
+
+
+def cut(text: str, width: int) -> str:
+    """Text in at most `width` columns, with an ellipsis where something is left out."""
+    if len(text) <= width:
+        return text
+    return text[: width - 1] + ELLIPSIS if width > 0 else ""
+
+
+class Line:
+    """A line that is put together from left to right, and never gets wider than its width."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._segments: list[Segment] = []
+        self._used = 0
+
+    @property
+    def room(self) -> int:
+        """Columns that are left."""
+        return self.width - self._used
+
+    def add(self, text: str, style: Style) -> "Line":
+        """Add text, cut to what room there is."""
+        text = cut(text, self.room)
+        if text:
+            self._segments.append(Segment(text, style))
+            self._used += len(text)
+        return self
+
+    def pad_to(self, column: int) -> "Line":
+        """Add spaces up to a column."""
+        gap = min(column, self.width) - self._used
+        if gap > 0:
+            self._segments.append(Segment(" " * gap))
+            self._used += gap
+        return self
+
+    def strip(self, background: Style | None = None) -> Strip:
+        """The finished line, over a background if there is one."""
+        self.pad_to(self.width)
+        segments = self._segments
+        if background is not None:
+            segments = list(Segment.apply_style(segments, background))
+        return Strip(segments, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a line that is shown whole or not at all."""
+
+    rank: int
+    """Parts of the highest rank are left out first."""
+    spans: tuple[tuple[str, Style], ...]
+
+    @property
+    def width(self) -> int:
+        """Columns that it takes."""
+        return sum(len(text) for text, _ in self.spans)
+
+
+def arrange(left: Sequence[Part], right: Sequence[Part], width: int) -> Strip:
+    """Parts at the left and the right edge, without those for which there is no room."""
+    kept = sorted([*left, *right], key=lambda part: part.rank)
+    while len(kept) > 1 and sum(part.width for part in kept) > width:
+        kept.pop()
+    line = Line(width)
+    for part in left:
+        if part in kept:
+            for text, style in part.spans:
+                line.add(text, style)
+    shown = [part for part in right if part in kept]
+    line.pad_to(width - sum(part.width for part in shown))
+    for part in shown:
+        for text, style in part.spans:
+            line.add(text, style)
+    return line.strip()
+
+
+class LinePane(Widget):
+    """A pane that draws lines of a `ViewModel` and holds nothing else of it."""
+
+    ALLOW_SELECT = False
+
+    def __init__(self, model: ViewModel, *, id: str, title: str = "") -> None:
+        super().__init__(id=id)
+        self.model = model
+        self._palette: Palette | None = None
+        self.border_title = title
+
+    @property
+    def palette(self) -> Palette:
+        """The styles of the theme in use."""
+        if self._palette is None:
+            self._palette = Palette.from_variables(self.app.theme_variables)
+        return self._palette
+
+    def notify_style_update(self) -> None:
+        """The theme may have changed."""
+        super().notify_style_update()
+        self._palette = None
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """All but the one that turns ANSI colours into true ones: there are none, and it takes half of the time."""
+        return [
+            line_filter for line_filter in super().get_line_filters() if not isinstance(line_filter, ANSIToTruecolor)
+        ]
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the content, over the pane's background."""
+        return self.draw_line(y, self.size.width).apply_style(self.rich_style)
+
+    def draw_line(self, y: int, width: int) -> Strip:
+        """Line `y` of the content, exactly `width` columns wide."""
+        raise NotImplementedError
+
+    def update_view(self) -> None:
+        """The model has changed: draw what looks different."""
+        self.refresh()
+
+
+class ListPane(LinePane, can_focus=True):
+    """A pane with more lines than fit, one of which may be selected."""
+
+    HEADER_LINES = 0
+    NUMBERED_TITLE = ""
+
+    def __init__(self, model: ViewModel, *, id: str) -> None:
+        super().__init__(model, id=id, title=self.NUMBERED_TITLE)
+        self.top = 0
+        """The first row drawn."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that there are."""
+        raise NotImplementedError
+
+    @property
+    def num_visible(self) -> int:
+        """Rows that fit."""
+        return max(self.size.height - self.HEADER_LINES, 0)
+
+    def draw_row(self, row: int, width: int) -> Strip:
+        """One row of the list."""
+        raise NotImplementedError
+
+    def draw_header(self, width: int) -> Strip:
+        """The line above the rows."""
+        raise NotImplementedError
+
+    def describe_empty(self) -> str:
+        """What to say when there is no row."""
+        raise NotImplementedError
+
+    def draw_line(self, y: int, width: int) -> Strip:
+        """A header line, a row, or nothing."""
+        if y < self.HEADER_LINES:
+            return self.draw_header(width)
+        row = self.top + y - self.HEADER_LINES
+        if row < self.num_rows:
+            return self.draw_row(row, width)
+        line = Line(width)
+        if not self.num_rows and y == self.HEADER_LINES:
+            line.add(f" {self.describe_empty()}", self.palette.muted)
+        return line.strip()
+
+    def title_with(self, other: str) -> str:
+        """The title, with that of the pane it takes turns with where there is no room for both."""
+        title = self.NUMBERED_TITLE
+        return f"{title}  [$kv-muted]{other}[/]" if self.screen.has_class("-narrow") else title
+
+    def update_view(self) -> None:
+        """Keep within the list, say how much of it is seen, and draw."""
+        self.scroll_rows(0)
+        self.border_subtitle = self.describe_position()
+        self.refresh()
+
+    def describe_position(self) -> str:
+        """Which rows are seen, when not all are."""
+        if self.num_rows <= self.num_visible or not self.num_visible:
+            return ""
+        return f"{self.top + 1}–{min(self.top + self.num_visible, self.num_rows)} of {self.num_rows}"
+
+    def scroll_rows(self, count: int) -> None:
+        """Move the rows that are seen."""
+        self.top = max(min(self.top + count, self.num_rows - self.num_visible), 0)
+
+    def on_mouse_scroll_down(self) -> None:
+        """Scroll by three rows."""
+        self.scroll_rows(3)
+        self.update_view()
+
+    def on_mouse_scroll_up(self) -> None:
+        """Scroll by three rows."""
+        self.scroll_rows(-3)
+        self.update_view()
+
+    def on_resize(self) -> None:
+        """Fit the rows to the new size."""
+        self.update_view()

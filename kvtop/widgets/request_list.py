@@ -1,0 +1,237 @@
+"""The unfinished requests, one a row."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.strip import Strip
+
+from kvengine.telemetry.schema import RequestState, Status
+from kvtop.glyphs import MISSING, STATUS_GLYPHS
+from kvtop.palette import Palette
+from kvtop.picture import Picture
+from kvtop.view_model import SortKey, ViewModel
+from kvtop.widgets.line_pane import Line, ListPane, cut
+
+BAR_COLUMNS = 8
+MIN_ID_COLUMNS = 6
+MAX_ID_COLUMNS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a column draws from."""
+
+    request: RequestState
+    picture: Picture
+    palette: Palette
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table."""
+
+    title: str
+    width: int
+    rank: int
+    """Columns of the highest rank are left out first."""
+    draw: Callable[[Line, Cell], None]
+    sort_key: SortKey | None = None
+
+
+class RequestList(ListPane):
+    """A table of requests; the selected one's blocks are lit on the map."""
+
+    HEADER_LINES = 1
+    NUMBERED_TITLE = "2 Requests"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "select(-1)", "Request", show=False, id="requests.up", tooltip="Select the request above"),
+        Binding("down", "select(1)", "Request", show=False, id="requests.down", tooltip="Select the request below"),
+        Binding("pageup", "select(-10)", "Request", show=False, id="requests.pageup", tooltip="Ten requests up"),
+        Binding("pagedown", "select(10)", "Request", show=False, id="requests.pagedown", tooltip="Ten requests down"),
+        Binding("s", "sort", "Sort", id="requests.sort", tooltip="Sort by the next column"),
+    ]
+
+    @dataclass
+    class Selected(Message):
+        """Another request is looked at."""
+
+        request_id: str
+
+    @dataclass
+    class SortChanged(Message):
+        """Another order is wanted."""
+
+        sort_key: SortKey
+
+    def __init__(self, model: ViewModel, *, id: str = "requests") -> None:
+        super().__init__(model, id=id)
+        self._rows: list[RequestState] = []
+
+    @property
+    def num_rows(self) -> int:
+        """Unfinished requests."""
+        return len(self._rows)
+
+    def update_view(self) -> None:
+        """Sort the requests, keep the selected one in its place, and draw."""
+        self._rows = self.model.sorted_requests()
+        self.border_title = self.title_with("3 Shared blocks")
+        super().update_view()
+
+    def action_select(self, count: int) -> None:
+        """Select the request so many rows further down."""
+        if not self._rows:
+            return
+        index = self._selected_index()
+        target = 0 if index is None else min(max(index + count, 0), len(self._rows) - 1)
+        self._reveal(target)
+        self.post_message(self.Selected(self._rows[target].request_id))
+
+    def action_sort(self) -> None:
+        """Ask for the next order."""
+        keys = list(SortKey)
+        self.post_message(self.SortChanged(keys[(keys.index(self.model.sort_key) + 1) % len(keys)]))
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the request that was clicked."""
+        offset = event.get_content_offset(self)
+        if offset is None:
+            return
+        row = self.top + offset.y - self.HEADER_LINES
+        if offset.y >= self.HEADER_LINES and row < len(self._rows):
+            self.post_message(self.Selected(self._rows[row].request_id))
+
+    def reveal_selected(self) -> None:
+        """Scroll to the selected request."""
+        index = self._selected_index()
+        if index is not None:
+            self._reveal(index)
+
+    def describe_empty(self) -> str:
+        """Why there is no row."""
+        return "no step yet" if self.model.picture is None else "no request is waiting or running"
+
+    def draw_header(self, width: int) -> Strip:
+        """The titles of the columns; an arrow marks the order."""
+        line = Line(width).add(" id", self._title_style(SortKey.ARRIVAL))
+        for column, start in self._columns(width):
+            arrow = "▾" if column.sort_key is self.model.sort_key else ""
+            title = column.title + arrow
+            line.pad_to(start)
+            line.add(title if column is _COLUMNS[0] else f"{title:>{column.width}}", self._title_style(column.sort_key))
+        return line.strip()
+
+    def draw_row(self, row: int, width: int) -> Strip:
+        """One request."""
+        request, palette = self._rows[row], self.palette
+        assert self.model.picture is not None, "rows come from a picture"
+        is_selected = request.request_id == self.model.selected_id
+        line = Line(width)
+        line.add("▌" if is_selected else " ", palette.focus)
+        line.add(cut(request.request_id, self._id_columns()), palette.strong if is_selected else palette.text)
+        cell = Cell(request, self.model.picture, palette)
+        for column, start in self._columns(width):
+            line.pad_to(start)
+            column.draw(line, cell)
+        return line.strip(palette.selected if is_selected else None)
+
+    def _title_style(self, sort_key: SortKey | None) -> Style:
+        is_order = sort_key is not None and sort_key is self.model.sort_key
+        return self.palette.text if is_order else self.palette.muted
+
+    def _selected_index(self) -> int | None:
+        for index, request in enumerate(self._rows):
+            if request.request_id == self.model.selected_id:
+                return index
+        return None
+
+    def _reveal(self, row: int) -> None:
+        self.top = min(self.top, row)
+        self.top = max(self.top, row - self.num_visible + 1)
+
+    def _id_columns(self) -> int:
+        longest = max((len(request.request_id) for request in self._rows), default=0)
+        return min(max(longest, MIN_ID_COLUMNS), MAX_ID_COLUMNS)
+
+    def _columns(self, width: int) -> list[tuple[Column, int]]:
+        """The columns that fit, each with where it starts."""
+        start = self._id_columns() + 2
+        kept = sorted(_COLUMNS, key=lambda column: column.rank)
+        while len(kept) > 1 and start + sum(column.width + 1 for column in kept) > width:
+            kept.pop()
+        placed = []
+        for column in _COLUMNS:
+            if column in kept:
+                placed.append((column, start))
+                start += column.width + 1
+        return placed
+
+
+def _draw_state(line: Line, cell: Cell) -> None:
+    request, palette = cell.request, cell.palette
+    style = {Status.RUNNING: palette.good, Status.WAITING: palette.muted, Status.PREEMPTED: palette.bad}
+    name = {Status.WAITING: "wait", Status.PREEMPTED: "preempted"}.get(request.status) or _stage(request)
+    line.add(f"{STATUS_GLYPHS[request.status]} {name}", style[request.status])
+
+
+def _stage(request: RequestState) -> str:
+    """Whether a running request still computes known tokens; in decode only the newest is not computed."""
+    num_left = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
+    return "decode" if num_left <= 1 and request.num_output_tokens else "prefill"
+
+
+def _draw_blocks(line: Line, cell: Cell) -> None:
+    number = len(cell.request.block_table)
+    line.add(f"{number:>6,}" if number else f"{MISSING:>6}", cell.palette.text if number else cell.palette.faint)
+
+
+def _draw_shared(line: Line, cell: Cell) -> None:
+    number = cell.picture.num_shared_of(cell.request)
+    line.add(f"{number:>6,}" if number else f"{MISSING:>6}", cell.palette.shared if number else cell.palette.faint)
+
+
+def _draw_prompt(line: Line, cell: Cell) -> None:
+    line.add(f"{cell.request.num_prompt_tokens:>6,}", cell.palette.text)
+
+
+def _draw_output(line: Line, cell: Cell) -> None:
+    request, palette = cell.request, cell.palette
+    line.add(f"{request.num_output_tokens:>6,}", palette.text)
+
+
+def _draw_progress(line: Line, cell: Cell) -> None:
+    request, palette = cell.request, cell.palette
+    filled = min(request.num_output_tokens * BAR_COLUMNS // max(request.max_tokens, 1), BAR_COLUMNS)
+    line.add("━" * filled, palette.used).add("─" * (BAR_COLUMNS - filled), palette.faint)
+    line.add(f" {request.max_tokens:<5,}", palette.muted)
+
+
+def _draw_hit(line: Line, cell: Cell) -> None:
+    request, palette = cell.request, cell.palette
+    was_admitted = request.status is not Status.WAITING
+    hit = request.num_cached_tokens / request.num_prompt_tokens if was_admitted else None
+    text = MISSING if hit is None else f"{min(hit, 1):.0%}"
+    line.add(f"{text:>4}", palette.text if request.num_cached_tokens else palette.faint)
+
+
+def _draw_preemptions(line: Line, cell: Cell) -> None:
+    number = cell.request.num_preemptions
+    line.add(f"{number:>4,}" if number else f"{MISSING:>4}", cell.palette.bad if number else cell.palette.faint)
+
+
+_COLUMNS = (
+    Column("state", 11, 0, _draw_state, SortKey.STATUS),
+    Column("blocks", 6, 0, _draw_blocks, SortKey.BLOCKS),
+    Column("shared", 6, 2, _draw_shared),
+    Column("prompt", 6, 3, _draw_prompt),
+    Column("output", 6, 1, _draw_output, SortKey.TOKENS),
+    Column("of max", BAR_COLUMNS + 6, 5, _draw_progress),
+    Column("hit", 4, 4, _draw_hit),
+    Column("pre", 4, 1, _draw_preemptions, SortKey.PREEMPTIONS),
+)

@@ -1,0 +1,128 @@
+"""Two lines that are always there: what is watched and how fresh it is, and the pool in figures."""
+
+import time
+
+from rich.style import Style
+from textual.strip import Strip
+
+from kvengine.units import format_bytes
+from kvtop import formats
+from kvtop.picture import Picture
+from kvtop.view_model import Phase, ViewModel
+from kvtop.widgets.line_pane import Line, LinePane, Part, arrange
+
+BAR_COLUMNS = 24
+
+
+class StateLine(LinePane):
+    """The source, its badge and age; then blocks, requests and counters.
+
+    Where there is no room, whole figures are left out, the least telling first.
+    """
+
+    def __init__(self, model: ViewModel, *, id: str = "state") -> None:
+        super().__init__(model, id=id)
+
+    def draw_line(self, y: int, width: int) -> Strip:
+        """The source, or the figures."""
+        if y == 0:
+            return arrange(self._source_parts(), self._freshness_parts(), width)
+        picture = self.model.picture
+        if picture is None:
+            return Line(width).add(" nothing known of the pool yet", self.palette.muted).strip()
+        return arrange([*self._bar_parts(picture), *self._figure_parts(picture)], [], width)
+
+    def _source_parts(self) -> list[Part]:
+        model, palette, facts = self.model, self.palette, self.model.facts
+        badge, style = self._badge()
+        parts = [Part(0, ((f" {badge} ", style),))]
+        if model.status.detail:
+            parts.append(Part(2, ((f" {model.status.detail} ", style),)))
+        parts.append(Part(1, ((f" {facts.model if facts else model.source_name}", palette.strong),)))
+        if facts is None:
+            return parts
+        if facts.simulated:
+            parts.append(Part(2, (("  simulated", palette.warn),)))
+        if facts.label:
+            parts.append(Part(4, ((f"  {facts.label}", palette.text),)))
+        parts.append(
+            Part(5, ((f"  {model.source_name if model.is_recording else f'pid {facts.pid}'}", palette.muted),))
+        )
+        size = f"  {facts.num_blocks - 1:,} blocks × {facts.block_size} tokens"
+        parts.append(Part(3, ((size, palette.muted),)))
+        parts.append(Part(6, ((f" = {format_bytes((facts.num_blocks - 1) * facts.block_bytes)}", palette.muted),)))
+        return parts
+
+    def _badge(self) -> tuple[str, Style]:
+        palette = self.palette
+        if self.model.is_paused:
+            return "‖ PAUSED", palette.warn + Style(bold=True)
+        text, style = {
+            Phase.WAITING: ("◌ ATTACHED", palette.warn),
+            Phase.LIVE: ("● LIVE", palette.good),
+            Phase.LOST: ("● GAP", palette.warn),
+            Phase.ENDED: ("■ ENDED", palette.muted),
+            Phase.GONE: ("× DISCONNECTED", palette.bad),
+            Phase.REPLAY: ("▶ RECORDING", palette.good),
+        }[self.model.status.phase]
+        return text, style + Style(bold=True)
+
+    def _freshness_parts(self) -> list[Part]:
+        palette, picture = self.palette, self.model.picture
+        if picture is None:
+            return [Part(1, (("no step yet ", palette.warn),))]
+        parts = [Part(1, (("  step ", palette.muted), (f"{picture.snapshot.step:,} ", palette.strong)))]
+        now_s = time.monotonic()
+        age_s = self.model.age_s(now_s)
+        if age_s is not None:
+            style = palette.warn if self.model.is_stale(now_s) else palette.muted
+            parts.append(Part(1, ((f" age {formats.seconds(age_s)} ", style),)))
+        return parts
+
+    def _bar_parts(self, picture: Picture) -> list[Part]:
+        """The pool as one bar: shared, used, cached, free."""
+        palette, totals, usable = self.palette, picture.totals, picture.num_usable
+        spans: list[tuple[str, Style]] = [(" ", palette.text)]
+        done = columns = 0
+        for number, glyph, style in (
+            (totals.shared, "◆", palette.shared),
+            (totals.used, "■", palette.used),
+            (totals.cached_free, "▒", palette.cached),
+            (totals.free, "·", palette.free),
+        ):
+            done += number
+            end = round(done * BAR_COLUMNS / usable) if usable else 0
+            spans.append((glyph * (end - columns), style))
+            columns = end
+        return [Part(7, tuple(spans))]
+
+    def _figure_parts(self, picture: Picture) -> list[Part]:
+        palette, totals, counters = self.palette, picture.totals, picture.counters
+        in_use = Part(
+            0,
+            (
+                ("  in use ", palette.muted),
+                (formats.percent(picture.in_use_fraction), palette.strong),
+                (f" {picture.num_in_use:,}", palette.text),
+            ),
+        )
+        return [
+            in_use,
+            self._figure(3, "◆ shared", f"{totals.shared:,}", palette.shared),
+            *([self._figure(5, "saves", f"{picture.num_saved:,}", palette.text)] if picture.num_saved else []),
+            self._figure(2, "▒ cached", f"{totals.cached_free:,}", palette.cached),
+            self._figure(1, "· free", f"{totals.free:,}", palette.text),
+            Part(1, (("  │", palette.faint),)),
+            self._figure(1, "● run", f"{totals.running:,}", palette.good),
+            self._figure(1, "○ wait", f"{totals.waiting:,}", palette.warn if totals.waiting else palette.text),
+            Part(4, (("  │", palette.faint),)),
+            self._figure(
+                4, "▲ preemptions", f"{counters.preemptions:,}", palette.bad if counters.preemptions else palette.text
+            ),
+            self._figure(4, "prefix hit", formats.percent(picture.hit_fraction), palette.text),
+            self._figure(5, "recomputed", f"{counters.recomputed_tokens:,} tok", palette.text),
+            self._figure(6, "peak", f"{counters.peak_blocks_in_use:,} blocks", palette.text),
+        ]
+
+    def _figure(self, rank: int, label: str, value: str, style: Style) -> Part:
+        return Part(rank, ((f"  {label} ", self.palette.muted), (value, style)))

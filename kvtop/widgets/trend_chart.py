@@ -1,0 +1,212 @@
+"""Usage, queue, speed, preemptions and hits over time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from kvtop import formats
+from kvtop.glyphs import LEVELS, MISSING
+from kvtop.palette import Palette
+from kvtop.picture import Picture
+from kvtop.trends import Column, TrendColumns
+from kvtop.view_model import ViewModel
+from kvtop.widgets.line_pane import Line, LinePane, Part, arrange
+
+MIN_CHART_COLUMNS = 24
+MIN_CHART_LINES = 3
+MAX_CHARTS_IN_LINE = 3
+GAP = 3
+SPARK_COLUMNS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One curve and the figure that goes with it."""
+
+    title: str
+    short_title: str
+    curve: Callable[[TrendColumns], list[Column]]
+    figure: Callable[[Picture, TrendColumns], str]
+    scale: Callable[[float], str]
+    """How the largest value is written; the full height stands for it."""
+    style: Callable[[Palette], Style]
+    is_fraction: bool = False
+    """The full height stands for 1."""
+
+
+CHARTS = (
+    Chart(
+        "blocks in use",
+        "in use",
+        lambda trend: trend.in_use,
+        lambda picture, _: formats.percent(picture.in_use_fraction),
+        formats.percent,
+        lambda palette: palette.used,
+        is_fraction=True,
+    ),
+    Chart(
+        "waiting",
+        "wait",
+        lambda trend: trend.waiting,
+        lambda picture, _: formats.count(picture.totals.waiting),
+        formats.rate,
+        lambda palette: palette.warn,
+    ),
+    Chart(
+        "preemptions",
+        "pre",
+        lambda trend: trend.preemptions,
+        lambda picture, _: formats.count(picture.counters.preemptions),
+        formats.rate,
+        lambda palette: palette.bad,
+    ),
+    Chart(
+        "output tokens/s",
+        "tok/s",
+        lambda trend: trend.output_per_s,
+        lambda _, trend: formats.rate(trend.output_per_s[trend.now]),
+        formats.rate,
+        lambda palette: palette.good,
+    ),
+    Chart(
+        "running",
+        "run",
+        lambda trend: trend.running,
+        lambda picture, _: formats.count(picture.totals.running),
+        formats.rate,
+        lambda palette: palette.good,
+    ),
+    Chart(
+        "prefix hit",
+        "hit",
+        lambda trend: trend.hit,
+        lambda picture, _: formats.percent(picture.hit_fraction),
+        formats.percent,
+        lambda palette: palette.cached,
+        is_fraction=True,
+    ),
+)
+
+
+class TrendChart(LinePane, can_focus=True):
+    """Small charts side by side, as many as fit; sparklines where there is one line only."""
+
+    def __init__(self, model: ViewModel, *, id: str = "trend") -> None:
+        super().__init__(model, id=id, title="4 Trend")
+        self._trend: TrendColumns | None = None
+        self._trend_columns = 0
+        """Columns that `_trend` was made for; 0 when it is out of date."""
+
+    def update_view(self) -> None:
+        """Say what span is seen, and draw."""
+        self._trend_columns = 0
+        span_s = self.model.trends.span_s()
+        num_steps = len(self.model.trends)
+        self.border_subtitle = f"{num_steps:,} samples over {formats.seconds(span_s)}" if span_s else ""
+        self.refresh()
+
+    def draw_line(self, y: int, width: int) -> Strip:
+        """One line of all charts that lie side by side."""
+        height = self.size.height
+        per_line, num_lines = self._grid(width, height)
+        chart_width = (width - 1 - GAP * (per_line - 1)) // per_line
+        picture = self.model.picture
+        trend = self._columns(SPARK_COLUMNS if height < MIN_CHART_LINES else chart_width)
+        if picture is None or trend is None:
+            line = Line(width)
+            return (line.add(" a trend needs two steps", self.palette.muted) if y == 0 else line).strip()
+        if height < MIN_CHART_LINES:
+            return self._draw_sparks(picture, trend, width) if y == 0 else Strip.blank(width)
+        lines_each = height // num_lines
+        row, line_of_chart = divmod(y, lines_each)
+        charts = CHARTS[row * per_line : (row + 1) * per_line] if row < num_lines else ()
+        segments: list[Segment] = [Segment(" ")]
+        for index, chart in enumerate(charts):
+            segments.append(Segment(" " * GAP if index else ""))
+            segments += self._draw_chart(chart, picture, trend, line_of_chart, lines_each, chart_width)
+        return Strip([segment for segment in segments if segment.text]).adjust_cell_length(width)
+
+    def _columns(self, columns: int) -> TrendColumns | None:
+        """The trend in so many columns, worked out once for each picture."""
+        picture = self.model.picture
+        if picture is None:
+            return None
+        if columns != self._trend_columns:
+            self._trend = self.model.trends.columns(columns, picture.snapshot.step)
+            self._trend_columns = columns
+        return self._trend
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Charts side by side, and lines of them."""
+        per_line = min(max((width + GAP) // (MIN_CHART_COLUMNS + GAP), 1), MAX_CHARTS_IN_LINE)
+        num_lines = min(max(height // (MIN_CHART_LINES + 1), 1), -(-len(CHARTS) // per_line))
+        return per_line, num_lines
+
+    def _draw_chart(
+        self, chart: Chart, picture: Picture, trend: TrendColumns, y: int, height: int, width: int
+    ) -> list[Segment]:
+        values = chart.curve(trend)
+        known = [value for value in values if value is not None]
+        top = 1.0 if chart.is_fraction else max(known, default=0.0)
+        if y == 0:
+            return self._draw_title(chart, picture, trend, max(known, default=None), width)
+        num_rows = height - 2 if height > MIN_CHART_LINES else height - 1
+        from_bottom = num_rows - y
+        if from_bottom < 0:
+            return [Segment(" " * width)]
+        return self._draw_levels(values, trend.now, top, from_bottom, num_rows, width, chart.style(self.palette))
+
+    def _draw_title(
+        self, chart: Chart, picture: Picture, trend: TrendColumns, largest: float | None, width: int
+    ) -> list[Segment]:
+        palette = self.palette
+        figure = chart.figure(picture, trend)
+        parts = [Part(1, ((chart.title, palette.muted),)), Part(0, ((f" {figure}", palette.strong),))]
+        scale = MISSING if largest is None else chart.scale(largest)
+        right = [Part(2, ((f" max {scale}", palette.faint),))]
+        return list(arrange(parts, right, width))
+
+    def _draw_levels(
+        self, values: list[Column], now: int, top: float, from_bottom: int, num_rows: int, width: int, style: Style
+    ) -> list[Segment]:
+        """One line of a filled curve: eighths of a cell, blank where nothing is known."""
+        palette = self.palette
+        texts = [_level(value, top, from_bottom, num_rows) for value in values]
+        segments = [Segment("".join(texts[:now]), style)] if now else []
+        segments.append(Segment(texts[now], palette.strong))
+        if texts[now + 1 :]:
+            segments.append(Segment("".join(texts[now + 1 :]), palette.faint))
+        segments.append(Segment(" " * (width - len(texts))))
+        return segments
+
+    def _draw_sparks(self, picture: Picture, trend: TrendColumns, width: int) -> Strip:
+        palette = self.palette
+        parts = [Part(0, ((" 4", palette.faint),))]
+        for rank, chart in enumerate(CHARTS):
+            values = chart.curve(trend)
+            top = 1.0 if chart.is_fraction else max((value for value in values if value is not None), default=0.0)
+            spark = "".join(_level(value, top, 0, 1) for value in values).ljust(SPARK_COLUMNS)
+            parts.append(
+                Part(
+                    rank,
+                    (
+                        (f" {chart.short_title} ", palette.muted),
+                        (spark, chart.style(palette)),
+                        (f" {chart.figure(picture, trend):<6}", palette.text),
+                    ),
+                )
+            )
+        return arrange(parts, [], width)
+
+
+def _level(value: Column, top: float, from_bottom: int, num_rows: int) -> str:
+    """The cell of a bar at some height; a value above 0 is never drawn as nothing, and 0 is a line at the bottom."""
+    if value is None:
+        return " "
+    if value <= 0 or top <= 0:
+        return "_" if from_bottom == 0 else " "
+    eighths = max(round(value / top * num_rows * 8), 1)
+    return LEVELS[min(max(eighths - from_bottom * 8, 0), 8)]

@@ -1,0 +1,173 @@
+"""Whatever the engine does, folding its stream gives the engine's own state, step by step."""
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvengine.block_pool import BlockId
+from kvengine.config import SchedulerConfig
+from kvengine.request import RequestStatus
+from kvengine.scheduler import Scheduler
+from kvengine.telemetry.schema import BlockFlag, End, Hello, Status, block_code
+from kvengine.telemetry.state import StepSnapshot, StreamState
+from tests.watched_engine import FrameList, WatchedEngine
+
+
+@dataclass(frozen=True)
+class Add:
+    prompt: str
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Abort:
+    number: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    count: int
+
+
+@dataclass(frozen=True)
+class Poll:
+    pass
+
+
+@dataclass(frozen=True)
+class Watch:
+    """The late viewer comes or goes."""
+
+    is_listening: bool
+
+
+# Two letters make equal prefixes common; eight usable blocks of four tokens make preemptions common.
+ACTIONS = st.one_of(
+    st.builds(Add, prompt=st.text("ab", min_size=1, max_size=14), max_tokens=st.integers(1, 12)),
+    st.builds(Abort, number=st.integers(0, 5)),
+    st.builds(Steps, count=st.integers(1, 5)),
+    st.just(Poll()),
+    st.builds(Watch, is_listening=st.booleans()),
+)
+STATUS = {
+    RequestStatus.WAITING: Status.WAITING,
+    RequestStatus.RUNNING: Status.RUNNING,
+    RequestStatus.PREEMPTED: Status.PREEMPTED,
+}
+
+
+class FoldingSink(FrameList):
+    """A viewer that folds each frame as it comes."""
+
+    def __init__(self, facts: Hello, *, is_listening: bool) -> None:
+        super().__init__(is_listening=is_listening)
+        self.state = StreamState(facts)
+
+    def fold(self) -> StepSnapshot:
+        for frame in self.frames:
+            assert not isinstance(frame, Hello)
+            assert self.state.apply(frame), self.state.lost
+        self.frames.clear()
+        return self.state.freeze()
+
+    def restart(self, is_listening: bool) -> None:
+        if is_listening and not self.is_listening:
+            self.state = StreamState(self.state.facts)
+            self.frames.clear()
+            self.wants_snapshot = True
+        self.is_listening = is_listening
+
+
+def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler) -> None:
+    pool = scheduler.kv_cache.pool
+    ref_counts = [pool.ref_count(BlockId(block)) for block in range(pool.num_blocks)]
+    cached = [pool.is_cached(BlockId(block)) for block in range(pool.num_blocks)]
+    codes = [block_code(count, BlockFlag.CACHED * flag) for count, flag in zip(ref_counts, cached, strict=True)]
+    assert snapshot.block_codes.tolist() == [BlockFlag.NULL, *codes[1:]]
+
+    pairs = list(zip(ref_counts[1:], cached[1:], strict=True))
+    totals = snapshot.totals
+    assert totals.free == sum(count == 0 and not flag for count, flag in pairs)
+    assert totals.cached_free == sum(count == 0 and flag for count, flag in pairs)
+    assert totals.used == sum(count == 1 for count, _ in pairs)
+    assert totals.shared == sum(count > 1 for count, _ in pairs)
+    assert (totals.running, totals.waiting) == (len(scheduler.running), scheduler.num_waiting)
+
+    expected = {
+        request.request_id: (
+            STATUS[request.status],
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.num_computed_tokens,
+            request.num_cached_tokens,
+            request.num_preemptions,
+            list(scheduler.kv_cache.block_ids(request.request_id)) if request in scheduler.running else [],
+        )
+        for request in (*scheduler.running, *scheduler.waiting)
+    }
+    told = {
+        state.request_id: (
+            state.status,
+            state.num_prompt_tokens,
+            state.num_output_tokens,
+            state.num_computed_tokens,
+            state.num_cached_tokens,
+            state.num_preemptions,
+            state.block_table,
+        )
+        for state in snapshot.requests
+    }
+    assert told == expected
+
+
+def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) -> bool:
+    """Do one thing; whether the stream was spoken to."""
+    if isinstance(action, Add):
+        watched.add(f"r{number}", prompt=action.prompt, max_tokens=action.max_tokens)
+    elif isinstance(action, Abort):
+        live = [*watched.scheduler.running, *watched.scheduler.waiting]
+        if live:
+            watched.engine.abort(live[action.number % len(live)].request_id)
+    elif isinstance(action, Steps):
+        watched.step(action.count)
+        return True
+    elif isinstance(action, Poll):
+        watched.publisher.poll()
+        return watched.engine.stats.steps > 0
+    elif isinstance(action, Watch):
+        late.restart(action.is_listening)
+    return False
+
+
+@given(actions=st.lists(ACTIONS, max_size=40), chunk=st.sampled_from([5, 64]), watched_from_start=st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, chunk, watched_from_start):
+    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=chunk, max_model_len=32)
+    late = FoldingSink(WatchedEngine().facts, is_listening=False)
+    steady = FoldingSink(late.state.facts, is_listening=watched_from_start)
+    watched = WatchedEngine(late, steady, limits=limits)
+    for number, action in enumerate([*actions, Steps(1)]):
+        if act(watched, late, action, number):
+            for viewer in (late, steady):
+                if viewer.is_listening:
+                    assert_is_state_of(viewer.fold(), watched.scheduler)
+    watched.engine.close("done")
+    if steady.is_listening:
+        assert isinstance(steady.frames[-1], End)
+
+
+@given(actions=st.lists(ACTIONS, max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_the_evictions_told_are_those_of_the_pool(actions):
+    watched = WatchedEngine(
+        sink := FrameList(), limits=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32)
+    )
+    pool = watched.scheduler.kv_cache.pool
+    evicted: list[int] = []
+    forget = pool._on_evict
+    pool._on_evict = lambda blocks: (evicted.extend(blocks), forget(blocks))
+    late = FoldingSink(watched.facts, is_listening=False)
+    for number, action in enumerate([*actions, Steps(1)]):
+        act(watched, late, action, number)
+    assert sum(getattr(frame, "num_evicted", 0) for frame in sink.frames) == len(evicted)

@@ -1,0 +1,85 @@
+"""An engine under watch: the real scheduler with synthetic tokens, and what its stream said."""
+
+from collections.abc import Callable, Sequence
+
+from kvengine.clock import VirtualClock
+from kvengine.config import SchedulerConfig
+from kvengine.engine import Engine
+from kvengine.observer import TelemetryPublisher, engine_facts
+from kvengine.runner import SyntheticRunner
+from kvengine.scheduler import Scheduler
+from kvengine.telemetry.framing import LENGTH, decode_payload
+from kvengine.telemetry.schema import Frame, Hello
+from kvengine.telemetry.writer import FrameSink
+from tests.builders import a_request, an_engine_config
+
+STEP_S = 0.5
+"""Stream seconds that `run_steps` lets pass for each step."""
+
+
+class FrameList:
+    """A sink that keeps the frames, as they went through their encoding."""
+
+    def __init__(self, *, is_listening: bool = True) -> None:
+        self.frames: list[Frame] = []
+        self.num_delta_bytes: list[int] = []
+        self.is_listening = is_listening
+        self.wants_snapshot = True
+
+    @property
+    def needs_snapshot(self) -> bool:
+        return self.is_listening and self.wants_snapshot
+
+    def poll(self) -> None:
+        pass
+
+    def send_delta(self, data: bytes) -> None:
+        if self.is_listening and not self.wants_snapshot:
+            self.num_delta_bytes.append(len(data))
+            self._keep(data)
+
+    def send_snapshot(self, data: bytes) -> None:
+        if self.needs_snapshot:
+            self.wants_snapshot = False
+            self._keep(data)
+
+    def close(self, last: bytes) -> None:
+        if self.is_listening:
+            self._keep(last)
+
+    def _keep(self, data: bytes) -> None:
+        frame = decode_payload(data[LENGTH.size :], where="test")
+        assert frame is not None
+        self.frames.append(frame)
+
+
+class WatchedEngine:
+    """A small engine whose steps are published, on a clock that each step moves by `STEP_S`."""
+
+    def __init__(
+        self,
+        *sinks: FrameSink,
+        num_blocks: int = 9,
+        block_size: int = 4,
+        limits: SchedulerConfig | None = None,
+        publisher: Callable[[Hello, VirtualClock], TelemetryPublisher] | None = None,
+    ) -> None:
+        config = an_engine_config(num_blocks=num_blocks, block_size=block_size, limits=limits)
+        self.clock = VirtualClock()
+        self.facts = engine_facts(config, model="tiny", simulated=True)
+        self.publisher = publisher(self.facts, self.clock) if publisher else TelemetryPublisher(sinks, clock=self.clock)
+        self.engine = Engine(config, SyntheticRunner(), clock=self.clock, publisher=self.publisher, debug=True)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The engine's own books, to compare with what the stream says."""
+        return self.engine._scheduler
+
+    def add(self, *names: str, prompt: str | Sequence[int] = "abcdef", max_tokens: int = 4) -> None:
+        for name in names:
+            self.engine.add_request(a_request(name, prompt=prompt, max_tokens=max_tokens))
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.engine.step()
+            self.clock.advance(STEP_S)
