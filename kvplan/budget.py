@@ -54,7 +54,7 @@ class MemoryBudget:
 def divide_memory(gpu: GpuSpec, fraction: MemoryFraction, *, weights: Amount, overhead: Amount) -> MemoryBudget:
     """Give an engine its fraction of a card and see what weights and overhead leave for the KV cache.
 
-    Worked value: 81,559 MiB, 0.92 of it, 14.96 GiB of weights and 6 GiB of overhead leave 56,173,516,555 bytes (52.32 GiB).
+    Worked value: 81,559 MiB, 0.92 of it, 14.96 GiB of weights and 6 GiB of overhead leave 56,173,516,555 bytes.
     """
     reserve = gpu.driver_reserve
     taken = _taken(gpu.total_bytes - reserve.size_bytes, fraction)
@@ -67,7 +67,7 @@ def divide_memory(gpu: GpuSpec, fraction: MemoryFraction, *, weights: Amount, ov
     )
     outside = gpu.total_bytes - reserve.size_bytes - taken
     parts = [
-        Part(name="driver_reserve", amount=reserve),
+        *([Part(name="driver_reserve", amount=reserve)] if reserve.high_bytes else []),
         Part(name="outside_utilization", amount=sure(outside, Evidence.GIVEN)),
         Part(name="weights", amount=weights),
         Part(name="overhead", amount=overhead),

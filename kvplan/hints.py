@@ -1,17 +1,21 @@
 """What would make it fit, or fit more: options whose effect was worked out by planning again with them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
+from kvengine.units import MIB
 from kvplan.budget import MemoryFraction
 from kvplan.capacity import EngineKind
+from kvplan.gpu_spec import load_gpu_profile
 from kvplan.needs import needs_of
 from kvplan.plan import Outcome, Plan, PlanInputs, make_plan
+from kvplan.profiles import find_profiles
 
-_MAX_HINTS = 4
+_MAX_HINTS = 5
 _HIGHEST_UTILIZATION = 0.97
 """Above it, engines run out of memory outside their own accounting."""
 
@@ -34,13 +38,16 @@ def find_hints(plan: Plan) -> list[Hint]:
     """Return what helps: of a plan that may not fit, what makes it fit; of one that does, what makes room for more."""
     if plan.verdict.outcome is Outcome.FITS:
         return _room_for_more(plan)
-    changes = [change for source in _SOURCES for change in source(plan)]
-    hints = [
-        Hint(option=change.option, effect=_effect(changed))
-        for change in changes
-        if (changed := _try_plan(change.inputs)) is not None and changed.verdict.outcome is Outcome.FITS
-    ]
-    return hints[:_MAX_HINTS]
+    found = (hint for source in _SOURCES if (hint := _first_that_fits(source(plan))) is not None)
+    return list(islice(found, _MAX_HINTS))
+
+
+def _first_that_fits(changes: Iterable[_Change]) -> Hint | None:
+    for change in changes:
+        changed = _try_plan(change.inputs)
+        if changed is not None and changed.verdict.outcome is Outcome.FITS:
+            return Hint(option=change.option, effect=f"fits: {changed.verdict.reason}")
+    return None
 
 
 def _room_for_more(plan: Plan) -> list[Hint]:
@@ -51,10 +58,6 @@ def _room_for_more(plan: Plan) -> list[Hint]:
         if before and after > before:
             hints.append(Hint(option=change.option, effect=f"{after:,} blocks instead of {before:,}"))
     return hints
-
-
-def _effect(plan: Plan) -> str:
-    return f"fits: {plan.verdict.reason}"
 
 
 def _try_plan(inputs: PlanInputs) -> Plan | None:
@@ -120,11 +123,18 @@ def _more_gpus(plan: Plan) -> Iterator[_Change]:
         return
     for ranks in (2, 4, 8, 16):
         if ranks > engine.tensor_parallel and plan.inputs.model.divides_over(ranks):
-            change = _with_engine(plan, f"--tp {ranks}", tensor_parallel=ranks)
-            changed = _try_plan(change.inputs)
-            if changed is not None and changed.verdict.outcome is Outcome.FITS:
-                yield change
-                return
+            yield _with_engine(plan, f"--tp {ranks}", tensor_parallel=ranks)
+
+
+def _larger_card(plan: Plan) -> Iterator[_Change]:
+    """Cards that are known, from small to large."""
+    memory = plan.inputs.memory
+    if memory.gpu is None or memory.available_kv_bytes is not None:
+        return
+    cards = [(load_gpu_profile(profile), name) for name, profile in find_profiles("gpus").items()]
+    for card, name in sorted(cards, key=lambda entry: (entry[0].total_bytes, entry[1])):
+        if card.total_bytes > memory.gpu.total_bytes:
+            yield _Change(option=f"--gpu {name}", inputs=replace(plan.inputs, memory=replace(memory, gpu=card)))
 
 
 def _more_memory(plan: Plan) -> Iterator[_Change]:
@@ -134,7 +144,7 @@ def _more_memory(plan: Plan) -> Iterator[_Change]:
     needed = needs_of(plan).available_kv_bytes
     without_card = None if memory.gpu is not None and needed > memory.gpu.total_bytes else memory.gpu
     yield _Change(
-        option=f"--available-kv {needed}",
+        option=f"--available-kv {needed // MIB}MiB" if needed % MIB == 0 else f"--available-kv {needed}",
         inputs=replace(plan.inputs, memory=replace(memory, available_kv_bytes=needed, gpu=without_card)),
     )
 
@@ -143,10 +153,11 @@ _SOURCES: tuple[Callable[[Plan], Iterator[_Change]], ...] = (
     _longer_limit,
     _more_seqs,
     _shorter_requests,
-    _smaller_kv,
     _smaller_blocks,
+    _smaller_kv,
     _more_of_the_card,
     _more_gpus,
+    _larger_card,
     _more_memory,
 )
 

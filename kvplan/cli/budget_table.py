@@ -1,10 +1,286 @@
-"""The budget document on a terminal."""
+"""The budget document on a terminal: the verdict, the card, the pool, what it holds, and what would help.
 
-from typing import Any
+Everything shown stands in the document; only units, shares and bars are made here. No sign is by colour alone.
+"""
 
-from kvplan.cli.output import print_rich
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kvengine.units import format_bytes
+from kvplan.cli.output import print_rich, stdout_width
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_VERDICTS = {
+    "fits": ("✔ FITS", "bold green"),
+    "marginal": ("≈ MARGINAL", "bold yellow"),
+    "does_not_fit": ("✘ DOES NOT FIT", "bold red"),
+}
+_PARTS = {
+    "driver_reserve": ("kept by the driver", "bright_black"),
+    "outside_utilization": ("outside utilisation", "bright_black"),
+    "weights": ("weights", "blue"),
+    "overhead": ("overhead", "yellow"),
+    "kv_cache": ("KV cache", "green"),
+    "not_modelled": ("rest of the card", "bright_black"),
+    "shortfall": ("MISSING", "red"),
+}
+_DESIGNS = {
+    "contiguous": "contiguous",
+    "buddy": "power of two",
+    "paged": "paged",
+    "token_level": "token by token",
+}
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
 def print_budget(document: dict[str, Any]) -> None:
-    """Print it."""
-    print_rich(str(document["verdict"]) + ": " + document["reason"])
+    """Print a document of schema `kvplan.budget/1`."""
+    print_rich(*_sections(document))
+
+
+def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
+    yield _title(document)
+    yield _verdict(document)
+    if len(document["parts"]) > 1:
+        yield from _titled(f"Memory of one GPU: {format_bytes(document['gpu']['total_bytes'])}", _memory(document))
+    yield from _titled(f"Pool: {format_bytes(document['available_kv']['bytes'])} of KV cache", _pool(document))
+    if document["workload"]["kind"] == "full_length" and document["workload"]["requests"] is None:
+        yield from _titled("Requests of the longest length", _in_words(document))
+    else:
+        yield from _titled(_describe_requests(document["workload"]), _designs(document))
+        yield _in_words(document)
+    if document["block_sizes"]:
+        yield from _titled("Block sizes", _block_sizes(document))
+    if document["needed"]:
+        needed = document["needed"]
+        yield from _titled(f"What {needed['requests']:,} requests need", _needed(needed))
+    if document["hints"]:
+        yield from _titled("Try", _hints(document))
+
+
+def _titled(title: str, body: "RenderableType") -> Iterator["RenderableType"]:
+    from rich.text import Text
+
+    yield ""
+    yield Text(title, style="bold")
+    yield body
+
+
+def _title(document: dict[str, Any]) -> "RenderableType":
+    from rich.text import Text
+
+    model, gpu, engine = document["model"], document["gpu"], document["engine"]
+    count = "one GPU" if gpu["count"] == 1 else f"{gpu['count']} GPUs"
+    facts = (
+        model["architecture"],
+        f"{model['parameters'] / 1e9:.2f} B parameters" if model["parameters"] else "",
+        " ".join(filter(None, (engine["name"], engine["version"]))),
+        f"{count}: {gpu['name']}" if gpu["name"] else count,
+    )
+    return Text(model["name"], style="bold").append("".join(f" · {fact}" for fact in facts if fact), style="not bold")
+
+
+def _verdict(document: dict[str, Any]) -> "RenderableType":
+    from rich.text import Text
+
+    words, style = _VERDICTS[document["verdict"]]
+    return Text(f"{words}  ", style=style).append(document["reason"], style="not bold default")
+
+
+def _memory(document: dict[str, Any]) -> "RenderableType":
+    from rich.text import Text
+
+    total_bytes = document["gpu"]["total_bytes"]
+    bar_width = min(max(stdout_width() - 72, 8), 32)
+    table = _table("", "", ">", ">", "")
+    for part in document["parts"]:
+        name, style = _PARTS[part["name"]]
+        share = part["bytes"] / total_bytes
+        table.add_row(
+            Text(name, style="bold" if part["name"] in ("kv_cache", "shortfall") else ""),
+            Text(_bar(abs(share), bar_width), style=style),
+            format_bytes(part["bytes"]),
+            f"{share:.1%}",
+            _evidence(part),
+        )
+    return table
+
+
+def _bar(share: float, width: int) -> str:
+    eighths = max(round(min(share, 1.0) * width * 8), 1) if share else 0
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8]
+
+
+def _evidence(part: Mapping[str, Any]) -> str:
+    """Say where a size comes from, and its range where it has one: `estimated, 1.4 to 6.6 GiB`."""
+    if part["low"] == part["high"]:
+        return str(part["evidence"])
+    low, high = _short(part["low"]), _short(part["high"])
+    if low == high:
+        low, high = format_bytes(part["low"]), format_bytes(part["high"])
+    unit = high.partition(" ")[2]
+    return f"{part['evidence']}, {low.removesuffix(f' {unit}')} to {high}"
+
+
+def _pool(document: dict[str, Any]) -> "RenderableType":
+    kv, capacity = document["kv"], document["capacity"]
+    group, longest = kv["groups"][0], capacity["max_model_len"]
+    table = _table("", ">", "wrap")
+    layout = f"{group['layers']} layers × {group['kv_heads']} heads × {group['head_dim']} × K and V in {kv['dtype']}"
+    table.add_row("a token", f"{kv['bytes_per_token']:,} B", layout)
+    table.add_row(
+        f"a block of {kv['block_size']:,}",
+        f"{kv['bytes_per_block']:,} B",
+        f"{format_bytes(kv['bytes_per_block'])}; {group['page_bytes']:,} B in each layer",
+    )
+    table.add_row(
+        "blocks",
+        f"{capacity['num_blocks']:,}",
+        _who_holds_blocks(capacity),
+    )
+    table.add_row(
+        "token slots",
+        f"{capacity['kv_cache_tokens']:,}",
+        f"{capacity['max_concurrency']:,.2f} requests of {longest:,}; "
+        f"{document['baselines']['token_level']['slots_total']:,} without blocks",
+    )
+    table.add_row(
+        "longest request",
+        f"{longest:,}",
+        f"{capacity['blocks_per_request']:,} blocks, {format_bytes(capacity['needed_bytes_one_request'])}",
+    )
+    if capacity["estimated_max_model_len"] < longest:
+        table.add_row("longest that fits", f"{capacity['estimated_max_model_len']:,}", "tokens")
+    return table
+
+
+def _who_holds_blocks(capacity: Mapping[str, Any]) -> str:
+    if capacity["usable_blocks"] == capacity["num_blocks"]:
+        return "all for requests" if capacity["num_blocks"] else "none"
+    return f"{capacity['usable_blocks']:,} for requests; block 0 is the null block"
+
+
+def _designs(document: dict[str, Any]) -> "RenderableType":
+    asked = document["workload"]["requests"] is not None
+    columns = ["design", "> requests", "> slots taken", "> used", "> reserved", "> internal", "> wasted"]
+    table = _table(*columns, *(["> fit"] if asked else []))
+    for name, design in document["baselines"].items():
+        cells = [
+            _DESIGNS[name],
+            f"{design['requests']:,}",
+            f"{design['slots_allocated']:,}",
+            f"{design['slots_used']:,}",
+            f"{design['reserved_waste_slots']:,}",
+            f"{design['internal_waste_slots']:,}",
+            f"{design['waste_fraction']:.2%}",
+        ]
+        table.add_row(*cells, *([_yes_or_no(design["fits"])] if asked else []))
+    return table
+
+
+def _yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _describe_requests(workload: Mapping[str, Any]) -> str:
+    count = f"{workload['requests']:,} requests" if workload["requests"] else "Requests"
+    longest = workload["tokens_max"]
+    match workload["kind"]:
+        case "lengths":
+            return f"{count} of {workload['tokens_mean']:,g} tokens on average, {longest:,} at most"
+        case "uniform":
+            shared = f", {workload['shared_prefix']:,} shared" if workload["shared_prefix"] else ""
+            return (
+                f"{count} of {longest:,} tokens ({workload['prompt_tokens']:,} prompt{shared} + "
+                f"{workload['output_tokens']:,} output): {workload['blocks_per_request']:,} blocks each"
+            )
+    return f"{count} of the longest length, {longest:,} tokens: {workload['blocks_per_request']:,} blocks each"
+
+
+def _in_words(document: dict[str, Any]) -> str:
+    designs, capacity, kv = document["baselines"], document["capacity"], document["kv"]
+    longest = capacity["max_model_len"]
+    contiguous, paged = designs["contiguous"]["requests"], designs["paged"]["requests"]
+    lines = (
+        f"{_plural(contiguous, 'contiguous reservation')} of {format_bytes(longest * kv['bytes_per_token'])}; "
+        f"paged: {_plural(paged, 'request')} of {_requests_in_short(document['workload'])}",
+        f"tables for {capacity['max_num_seqs']:,} requests of {longest:,}: "
+        f"{_short(designs['paged']['index_bytes'])} by block, "
+        f"{_short(designs['token_level']['index_bytes'])} token by token",
+    )
+    return "\n".join(lines)
+
+
+def _requests_in_short(workload: Mapping[str, Any]) -> str:
+    longest = f"{workload['tokens_max']:,} tokens"
+    return f"up to {longest}" if workload["kind"] == "lengths" else longest
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def _block_sizes(document: dict[str, Any]) -> "RenderableType":
+    workload = document["workload"]
+    asked, has_prefix = workload["requests"] is not None, bool(workload["shared_prefix"])
+    columns = ["> tokens", "> blocks", "> requests", "> slots taken", "> wasted", "> each", "> share", "> tables"]
+    table = _table(*columns, *(["> prefix hit"] if has_prefix else []), *(["> fit"] if asked else []))
+    for row in document["block_sizes"]:
+        each = row["tail_waste_tokens_mean"]
+        cells = [
+            f"{row['block_size']:,}",
+            f"{row['num_blocks']:,}",
+            f"{row['requests']:,}",
+            f"{row['slots_allocated']:,}",
+            f"{row['tail_waste_tokens']:,}",
+            "–" if each is None else f"{each:,.4g}",
+            f"{row['tail_waste_fraction']:.2%}",
+            _short(row["block_table_bytes"]),
+        ]
+        prefix = [f"{row['prefix_hit_tokens']:,}"] if has_prefix else []
+        table.add_row(*cells, *prefix, *([_yes_or_no(row["fits"])] if asked else []))
+    return table
+
+
+def _needed(needed: Mapping[str, Any]) -> str:
+    facts = f"{needed['blocks']:,} blocks, {format_bytes(needed['available_kv_bytes'])} of KV cache"
+    if needed["gpu_memory_bytes"] is None:
+        return facts
+    share = needed["gpu_memory_utilization"]
+    enough = f"or {share:.1%} of this one" if share <= 1 else "more than this one"
+    return f"{facts}; a GPU of {format_bytes(needed['gpu_memory_bytes'])}, {enough}"
+
+
+def _hints(document: dict[str, Any]) -> "RenderableType":
+    from rich.text import Text
+
+    table = _table("", "wrap")
+    for hint in document["hints"]:
+        table.add_row(Text(hint["option"], style="bold cyan"), hint["effect"])
+    return table
+
+
+def _short(size_bytes: int) -> str:
+    """Print a size with one decimal at most: `2 MiB`, `32.1 MiB`."""
+    number, _, unit = format_bytes(size_bytes).partition(" ")
+    return f"{float(number.replace(',', '')):.1f}".removesuffix(".0") + f" {unit}"
+
+
+def _table(*columns: str) -> "Table":
+    """Return a table without lines. A column is its heading; `>` sets it to the right, `wrap` lets it wrap."""
+    from rich.table import Table
+
+    headings = [column.removeprefix(">").removeprefix("wrap").strip() for column in columns]
+    table = Table(
+        header_style="dim",
+        show_header=any(headings),
+        box=None,
+        padding=(0, 2 if stdout_width() >= 100 else 1, 0, 0),
+        pad_edge=False,
+    )
+    for column, heading in zip(columns, headings, strict=True):
+        table.add_column(heading, justify="right" if column.startswith(">") else "left", no_wrap=column != "wrap")
+    return table

@@ -61,8 +61,12 @@ def flat_rows(document: object, path: str = "") -> list[tuple[str, object]]:
 def print_rich(*renderables: "RenderableType") -> None:
     """Print tables and text, coloured on a terminal and plain elsewhere."""
     console = stdout_console()
-    for renderable in renderables:
-        console.print(renderable)
+    with console.capture() as capture:
+        for renderable in renderables:
+            console.print(renderable)
+    # Columns are padded to their width; away from a terminal the blanks at line ends help nobody.
+    lines = capture.get().split("\n")
+    sys.stdout.write("\n".join(lines if console.is_terminal else [line.rstrip() for line in lines]))
 
 
 def stdout_console() -> "Console":
@@ -70,6 +74,11 @@ def stdout_console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
+
+
+def stdout_width() -> int:
+    """Return the columns that a table on stdout may take."""
+    return stdout_console().width
 
 
 def stderr_console() -> "Console":
