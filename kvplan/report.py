@@ -1,7 +1,5 @@
 """Results as a table, JSON, CSV or Markdown text: planned beside measured."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,8 @@ class Column:
     title: str
     """Two lines, so that a table fits into 80 columns."""
     show: Callable[[Figures], str]
+    is_timed: bool = False
+    """Only a run on a model has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,8 @@ class ReportTable:
 
     titles: list[str]
     rows: list[list[str]]
+    num_heads: int
+    """How many columns, from the left, name the row."""
     notes: list[str]
     """Sentences that belong below it."""
 
@@ -52,19 +54,28 @@ def _percent(value: float | None) -> str:
 def _step_ms(figures: Figures) -> str:
     if figures.step_s_median is None or figures.step_s_p90 is None:
         return UNKNOWN
-    return f"{1000 * figures.step_s_median:.0f} / {1000 * figures.step_s_p90:.0f}"
+    return f"{1000 * figures.step_s_median:.0f}/{1000 * figures.step_s_p90:.0f}"
 
 
 COLUMNS = (
-    Column(title="blocks\n ", show=lambda figures: _count(figures.num_blocks)),
+    Column(title="\nblocks", show=lambda figures: _count(figures.num_blocks)),
     Column(title="peak\nin use", show=lambda figures: _count(figures.peak_blocks_in_use)),
-    Column(title="preemp-\ntions", show=lambda figures: _count(figures.preemptions)),
-    Column(title="prefix-hit\ntokens", show=lambda figures: _count(figures.prefix_hit_tokens)),
-    Column(title="recomp.\ntokens", show=lambda figures: _count(figures.recomputed_tokens)),
+    Column(title="pre-\nempted", show=lambda figures: _count(figures.preemptions)),
+    Column(title="prefix\nhits", show=lambda figures: _count(figures.prefix_hit_tokens)),
+    Column(title="recom-\nputed", show=lambda figures: _count(figures.recomputed_tokens)),
     Column(title="tail\nwaste", show=lambda figures: _percent(figures.tail_waste_fraction)),
-    Column(title="prompt\ntokens/s", show=lambda figures: _rate(figures.prompt_tokens_per_s)),
-    Column(title="output\ntokens/s", show=lambda figures: _rate(figures.output_tokens_per_s)),
-    Column(title="step ms\np50 / p90", show=_step_ms),
+    Column(title="prompt\ntok/s", show=lambda figures: _rate(figures.prompt_tokens_per_s), is_timed=True),
+    Column(title="output\ntok/s", show=lambda figures: _rate(figures.output_tokens_per_s), is_timed=True),
+    Column(title="step ms\np50/p90", show=_step_ms, is_timed=True),
+)
+
+PLANNED_NOTE = (
+    "planned: the blocks from the budget, the rest simulated: the same scheduler on the same requests, without a model"
+    " and with every output at its full length"
+)
+UNITS_NOTE = (
+    "prefix hits and recomputed in tokens; tail waste: unused slots in the last blocks of running requests, as a share"
+    " of all slots in use, over the steps"
 )
 
 
@@ -72,68 +83,80 @@ def report_table(points: Sequence[PointResult]) -> ReportTable:
     """The points of one sweep, or a single run, as a table with two rows a point: planned above measured.
 
     Args:
-        points: Results of the same profile; what they vary heads the rows.
+        points: Results of the same profile; what they vary heads the rows. Times have no columns if none has any.
     """
-    axes = points[0].axes if points else ()
-    titles = [*(f"{axis}\n " for axis in axes), " \n ", *(column.title for column in COLUMNS)]
-    rows = [row for point in points for row in _point_rows(point)]
-    return ReportTable(titles=titles, rows=rows, notes=_notes(points))
+    axes = points[0].axes
+    is_timed = any(point.measured is not None for point in points)
+    columns = [column for column in COLUMNS if is_timed or not column.is_timed]
+    return ReportTable(
+        titles=[*map(_two_lines, axes), "", *(column.title for column in columns)],
+        rows=[row for point in points for row in _point_rows(point, columns)],
+        num_heads=len(axes) + 1,
+        notes=_notes(points),
+    )
 
 
-def latest_by_name(points: Sequence[PointResult]) -> list[list[PointResult]]:
-    """Split results by profile, and of each profile keep the points that were run as it reads now.
+def split_series(points: Sequence[PointResult]) -> list[list[PointResult]]:
+    """Split results into what may be compared, each part in the order of its values.
 
     A changed profile, workload, model or version starts a new series, and results of two series are never compared.
     """
-    newest: dict[str, PointResult] = {}
+    series: dict[str, list[PointResult]] = {}
     for point in points:
-        if point.name not in newest or point.finished_unix_s >= newest[point.name].finished_unix_s:
-            newest[point.name] = point
-    return [
-        _ordered([point for point in points if (point.name, point.series) == (name, last.series)])
-        for name, last in newest.items()
-    ]
+        series.setdefault(point.series, []).append(point)
+    return [_ordered(members) for members in series.values()]
 
 
-def report_json(points: Sequence[PointResult]) -> str:
-    """All figures of all points, sizes in bytes and times in seconds; null is not known."""
-    return json.dumps({"schema": SCHEMA, "points": [_record(point) for point in points]}, indent=2)
+def latest_series(points: Sequence[PointResult]) -> list[list[PointResult]]:
+    """Of each profile the series that was run last: the points that were run as the profile reads now."""
+    latest: dict[str, list[PointResult]] = {}
+    for members in split_series(points):
+        name = members[0].name
+        if name not in latest or _last_finish(members) >= _last_finish(latest[name]):
+            latest[name] = members
+    return list(latest.values())
 
 
-def report_csv(points: Sequence[PointResult]) -> str:
-    """One line a point with the values of `report_json`; an empty cell is not known."""
-    text = io.StringIO()
-    rows = [_flat(_record(point)) for point in points]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def report_document(points: Sequence[PointResult]) -> dict[str, object]:
+    """All figures of all points for JSON, sizes in bytes and times in seconds; None is not known."""
+    return {"schema": SCHEMA, "points": [_record(point) for point in points]}
+
+
+def report_rows(points: Sequence[PointResult]) -> list[dict[str, object]]:
+    """The values of `report_document` with one row a point: `planned_preemptions`, `measured_preemptions`."""
+    return [_flat(_record(point)) for point in points]
 
 
 def report_markdown(points: Sequence[PointResult]) -> str:
     """The table of `report_table` as Markdown, with its notes below."""
     table = report_table(points)
-    lines = [[title.replace("-\n", "").replace("\n", " ").strip() for title in table.titles]]
-    lines.append(["---" if column <= len(points[0].axes) else "---:" for column in range(len(table.titles))])
+    lines = [[title.replace("_\n", "_").replace("-\n", "").replace("\n", " ").strip() for title in table.titles]]
+    lines.append(["---" if column < table.num_heads else "---:" for column in range(len(table.titles))])
     lines += [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
     rows = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([*rows, "", *(f"- {note}" for note in table.notes), ""])
 
 
-def _point_rows(point: PointResult) -> list[list[str]]:
+def _two_lines(key: str) -> str:
+    """Break a key at the underscore nearest to its middle: `max_num_` and `batched_tokens`."""
+    breaks = [index + 1 for index, letter in enumerate(key) if letter == "_"]
+    if not breaks:
+        return f"\n{key}"
+    middle = min(breaks, key=lambda index: abs(index - len(key) / 2))
+    return f"{key[:middle]}\n{key[middle:]}"
+
+
+def _point_rows(point: PointResult, columns: Sequence[Column]) -> list[list[str]]:
     heads = [show_setting(axis, point.settings[axis]) for axis in point.axes]
-    rows = [[*heads, "planned", *(column.show(point.planned) for column in COLUMNS)]]
+    source = "simulated" if point.settings.get("target") == "simulated" else "planned"
+    rows = [[*heads, source, *(column.show(point.planned) for column in columns)]]
     if point.measured is not None:
-        rows.append([*("" for _ in heads), "measured", *(column.show(point.measured) for column in COLUMNS)])
+        rows.append([*("" for _ in heads), "measured", *(column.show(point.measured) for column in columns)])
     return rows
 
 
 def _notes(points: Sequence[PointResult]) -> list[str]:
-    notes = [
-        "planned: blocks from the budget; all else simulated: the same scheduler on the same requests without a model,"
-        " each output at its full length"
-    ]
+    notes = [PLANNED_NOTE, UNITS_NOTE]
     for point in points:
         label = f"{point.label}: " if point.label else ""
         if point.outcome != "finished":
@@ -145,6 +168,10 @@ def _notes(points: Sequence[PointResult]) -> list[str]:
     if len({json.dumps(point.environment, sort_keys=True) for point in points if point.measured is not None}) > 1:
         notes.append("the points were measured on different devices or versions; do not compare their times")
     return notes
+
+
+def _last_finish(points: Sequence[PointResult]) -> float:
+    return max(point.finished_unix_s for point in points)
 
 
 def _ordered(points: list[PointResult]) -> list[PointResult]:
@@ -168,20 +195,14 @@ def _record(point: PointResult) -> dict[str, object]:
 
 
 def _flat(record: dict[str, object]) -> dict[str, object]:
-    """Join the keys of inner mappings: `planned_preemptions`; settings and environment keep their own names."""
+    """Join the keys of inner mappings; those of settings and environment stand for themselves."""
     flat: dict[str, object] = {}
     for key, value in record.items():
         if isinstance(value, dict):
             prefix = "" if key in ("settings", "environment") else f"{key}_"
-            flat |= {f"{prefix}{inner}": _cell(item) for inner, item in value.items()}
+            flat |= {f"{prefix}{inner}": item for inner, item in value.items()}
+        elif isinstance(value, tuple):
+            flat[key] = " ".join(map(str, value))
         elif key != "measured":  # nothing was measured: no columns of its own
-            flat[key] = _cell(value)
+            flat[key] = value
     return flat
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else value

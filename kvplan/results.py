@@ -94,6 +94,18 @@ class PointResult(msgspec.Struct, frozen=True, kw_only=True):
         return label_of(self.settings, self.axes)
 
 
+def make_folder(file: Path) -> None:
+    """Make the folder of a file that is to be written.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"its folder cannot be made: {error.strerror}", where=str(file)) from None
+
+
 class ResultsFile:
     """A SQLite file of finished points.
 
@@ -146,17 +158,20 @@ class ResultsFile:
     def _connect(self, create: bool) -> sqlite3.Connection:
         if not create and not self.path.is_file():
             raise ConfigError("no such results file", where=str(self.path))
-        try:
-            if create:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"its folder cannot be made: {error.strerror}", where=str(self.path)) from None
-        mode = "mode=rwc" if create else "mode=ro"
-        wal = self.path.with_name(f"{self.path.name}-wal")
-        if not create and not wal.exists() and not os.access(self.path.parent, os.W_OK):
-            mode = "immutable=1"  # a reader of a WAL file wants to make a file beside it, which it could not here
+        if create:
+            make_folder(self.path)
         with self._explained():
-            return sqlite3.connect(f"{self.path.absolute().as_uri()}?{mode}", uri=True, timeout=_BUSY_TIMEOUT_S)
+            uri = f"{self.path.absolute().as_uri()}?{self._mode(create)}"
+            return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)
+
+    def _mode(self, create: bool) -> str:
+        """How to open the file. Even a reader of a WAL file makes files beside it, and only a writer removes them."""
+        if create:
+            return "mode=rwc"
+        if os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK):
+            return "mode=rw"
+        has_wal = self.path.with_name(f"{self.path.name}-wal").exists()
+        return "mode=ro" if has_wal else "immutable=1"
 
     def _check_or_make(self, create: bool) -> None:
         execute = self._connection.execute

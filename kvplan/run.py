@@ -23,7 +23,7 @@ from kvengine.runner import SyntheticRunner
 from kvengine.units import format_bytes
 from kvplan.capacity import EngineKind, count_blocks
 from kvplan.loading import load_yaml
-from kvplan.results import Figures, PointResult
+from kvplan.results import Figures, PointResult, make_folder
 from kvplan.run_model import LiveModels, RunModel, find_model
 from kvplan.run_profile import Point, profile_path
 from kvplan.workload import RequestSpec, Workload, request_specs
@@ -168,10 +168,12 @@ def run_point(
         debug: Check all invariants after every step.
 
     Raises:
-        ConfigError: The engine cannot run this model or KV type.
+        ConfigError: The engine cannot run this model or KV type, or the recording's folder cannot be made.
         DeviceError: What runs the model is not there.
         TelemetryError: The recording cannot be made.
     """
+    if recording is not None:
+        make_folder(recording)
     try:
         planned = simulate(prepared, requests, recording=None if prepared.is_live else recording)
     except CapacityError as error:

@@ -148,6 +148,6 @@ class LiveModels:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
         return {
             "device": f"{device.type} ({name})",
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "threads": str(torch.get_num_threads()),
         }

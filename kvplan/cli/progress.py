@@ -111,7 +111,8 @@ def summary(result: PointResult) -> str:
         return f"only {figures.finished_requests} of {result.num_requests} requests finished"
     source = "simulated" if result.measured is None else f"{figures.elapsed_s:.1f} s"
     rate = "" if figures.output_tokens_per_s is None else f", {figures.output_tokens_per_s:.1f} output tokens/s"
-    return f"{source}, {figures.preemptions} preemptions{rate}"
+    preemptions = "1 preemption" if figures.preemptions == 1 else f"{figures.preemptions} preemptions"
+    return f"{source}, {preemptions}{rate}"
 
 
 def _name(result: PointResult) -> str:

@@ -1,13 +1,11 @@
 """Reports: planned beside measured, the same values in every format."""
 
-import csv
-import io
 import json
 
 import msgspec
 import pytest
 
-from kvplan.report import latest_by_name, report_csv, report_json, report_markdown, report_table
+from kvplan.report import latest_series, report_document, report_markdown, report_rows, report_table, split_series
 from kvplan.results import Figures, PointResult
 
 PLANNED = Figures(
@@ -42,7 +40,7 @@ def a_point(block_size: int = 8, **changes: object) -> PointResult:
         num_requests=24,
         planned=PLANNED,
         measured=MEASURED,
-        environment={"pagedkv": "0.1.0", "device": "cpu"},
+        environment={"pagedkv": "0.1.0", "computed_on": "cpu"},
         finished_unix_s=0.0,
     )
     return msgspec.structs.replace(point, **changes)
@@ -53,7 +51,7 @@ def test_planned_stands_above_measured() -> None:
 
     assert table.rows == [
         ["8", "planned", "1,250", "1,200", "0", "9,792", "27", "3.9 %", "–", "–", "–"],
-        ["", "measured", "1,250", "1,200", "2", "9,792", "27", "3.9 %", "999", "68.5", "105 / 211"],
+        ["", "measured", "1,250", "1,200", "2", "9,792", "27", "3.9 %", "999", "68.5", "105/211"],
     ]
     assert all(len(row) == len(table.titles) for row in table.rows)
 
@@ -64,7 +62,7 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
 
     table = report_table([point])
 
-    assert table.rows == [["64", "planned", "2", *["–"] * 8]]
+    assert table.rows == [["64", "planned", "2", *["–"] * 5]]
     assert "block_size=64: does not fit: needs 8 blocks" in table.notes
 
 
@@ -77,7 +75,7 @@ def test_outputs_that_ended_early_are_said_to_have() -> None:
 
 
 def test_points_of_different_machines_are_not_to_be_compared() -> None:
-    notes = report_table([a_point(8), a_point(16, environment={"device": "cuda"})]).notes
+    notes = report_table([a_point(8), a_point(16, environment={"computed_on": "cuda"})]).notes
 
     assert any("different devices or versions" in note for note in notes)
 
@@ -87,45 +85,46 @@ def test_a_changed_profile_is_never_mixed_with_the_older_one() -> None:
         a_point(32, series="old", finished_unix_s=1.0),
         a_point(16, finished_unix_s=2.0),
         a_point(8, finished_unix_s=3.0),
-        a_point(8, name="other", finished_unix_s=0.5),
+        a_point(8, name="other", series="s2", finished_unix_s=0.5),
     ]
 
-    assert [[(point.name, point.settings["block_size"]) for point in group] for group in latest_by_name(points)] == [
-        [("block-size", 8), ("block-size", 16)],
-        [("other", 8)],
-    ]
+    def names(groups: list[list[PointResult]]) -> list[list[tuple[str, object]]]:
+        return [[(point.name, point.settings["block_size"]) for point in group] for group in groups]
+
+    current = [("block-size", 8), ("block-size", 16)]
+    assert names(latest_series(points)) == [current, [("other", 8)]]
+    assert names(split_series(points)) == [[("block-size", 32)], current, [("other", 8)]]
 
 
 def test_rows_are_ordered_by_value_and_not_by_text() -> None:
-    ((first, second, third),) = latest_by_name([a_point(128), a_point(16), a_point(8)])
+    ((first, second, third),) = split_series([a_point(128), a_point(16), a_point(8)])
 
     assert [point.settings["block_size"] for point in (first, second, third)] == [8, 16, 128]
 
 
-def test_json_and_csv_agree_value_for_value() -> None:
+def test_rows_and_document_agree_value_for_value() -> None:
     points = [a_point(8), a_point(16, measured=None), a_point(32, message='has "quotes", a comma')]
-    records = json.loads(report_json(points))["points"]
-    rows = list(csv.DictReader(io.StringIO(report_csv(points))))
+    document = report_document(points)
+    assert isinstance(document["points"], list)
+    assert not points[0].settings.keys() & points[0].environment.keys()
 
-    def text(value: object) -> str:
-        return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-    assert len(rows) == len(records) == 3
-    for row, record in zip(rows, records, strict=True):
+    for row, record in zip(report_rows(points), document["points"], strict=True):
         assert row["message"] == record["message"]
-        assert row["block_size"] == text(record["settings"]["block_size"])
-        assert row["available_kv"] == ""
-        assert row["prefix_caching"] == "true"
+        assert row["axes"] == "block_size"
+        assert row.items() >= record["settings"].items()
+        assert row.items() >= record["environment"].items()
         for side in ("planned", "measured"):
-            for key, value in (record[side] or dict.fromkeys(PLANNED.__struct_fields__)).items():
-                assert row[f"{side}_{key}"] == text(value)
+            figures = record[side] or {}
+            assert {key: value for key, value in row.items() if key.startswith(f"{side}_")} == {
+                f"{side}_{key}": value for key, value in figures.items()
+            }
 
 
-def test_json_names_its_schema_and_keeps_full_precision() -> None:
-    report = json.loads(report_json([a_point(8)]))
+def test_the_document_names_its_schema_and_keeps_full_precision() -> None:
+    document = json.loads(json.dumps(report_document([a_point(8)])))
 
-    assert report["schema"] == "kvplan.results/1"
-    (point,) = report["points"]
+    assert document["schema"] == "kvplan.results/1"
+    (point,) = document["points"]
     assert point["measured"]["prompt_tokens_per_s"] == 999.05
     assert point["planned"]["prompt_tokens_per_s"] is None
     assert point["finished_at"] == "1970-01-01T00:00:00+00:00"
@@ -137,4 +136,4 @@ def test_markdown_has_as_many_cells_in_every_row(points: list[PointResult]) -> N
 
     assert len(lines) == 2 + 2 * len(points)
     assert len({line.count("|") for line in lines}) == 1
-    assert "preemptions" in lines[0]
+    assert "| preempted | prefix hits | recomputed |" in lines[0]

@@ -1,0 +1,63 @@
+"""`kvplan report`: results of runs and sweeps as a table, JSON, CSV or Markdown."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvplan.cli.options import JsonOption
+from kvplan.cli.output import Format, print_note, stdout_console
+
+
+class ReportFormat(StrEnum):
+    """Forms of a report; they agree value for value."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MARKDOWN = "markdown"
+
+
+def report_results(
+    results: Annotated[Path, typer.Argument(help="SQLite file that runs or sweeps have written.", show_default=False)],
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only the points of this profile.", show_default=False)
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also points of profiles that have changed since, each apart.")
+    ] = False,
+    output_format: Annotated[ReportFormat, typer.Option("--format", help="Form of the report on stdout.")] = (
+        ReportFormat.TABLE
+    ),
+    as_json: JsonOption = False,
+) -> None:
+    """Report what runs and sweeps have left in a results file: planned beside measured."""
+    from kvengine.errors import ConfigError
+    from kvplan.cli.result_tables import print_results
+    from kvplan.loading import did_you_mean
+    from kvplan.report import latest_series, report_markdown, split_series
+    from kvplan.results import ResultsFile
+
+    with ResultsFile(results, create=False) as file:
+        points = file.points()
+    if profile is not None:
+        names = {point.name for point in points}
+        points = [point for point in points if point.name == profile]
+        if not points:
+            raise ConfigError(f"no points of a profile {profile!r}{did_you_mean(profile, names)}", where=str(results))
+    if not points:
+        raise ConfigError("holds no finished point yet", where=str(results))
+    groups = split_series(points) if everything else latest_series(points)
+    shown = [point for group in groups for point in group]
+    form = ReportFormat.JSON if as_json else output_format
+    if form is ReportFormat.MARKDOWN:
+        for group in groups:
+            stdout_console().out(f"## {group[0].name}\n\n{report_markdown(group)}")
+    elif form is ReportFormat.TABLE:
+        for group in groups:
+            print_results(group, Format.TABLE, title=group[0].name)
+    else:
+        print_results(shown, Format(form.value), title="")
+    if len(shown) < len(points):
+        print_note(f"{len(points) - len(shown)} points of profiles that have changed since are left out; see --all")

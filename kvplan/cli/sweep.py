@@ -1,0 +1,64 @@
+"""`kvplan sweep`: a grid of runs from a YAML profile, resumable."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvplan.cli.options import FormatOption, JsonOption
+from kvplan.cli.output import Format, chosen_format, print_note, stderr_console
+from kvplan.cli.run import DebugOption, DryRunOption, ProfileArgument, QuietOption, ResultsOption, SetOption
+
+
+def sweep_profile(
+    profile: ProfileArgument,
+    results: ResultsOption = None,
+    recordings: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Telemetry recording of each live point; results/PROFILE-recordings unless given."
+        ),
+    ] = None,
+    no_recordings: Annotated[bool, typer.Option("--no-recordings", help="Leave no recordings.")] = False,
+    overrides: SetOption = None,
+    dry_run: DryRunOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+    output_format: FormatOption = Format.TABLE,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a grid of points one after the other: planned beside measured.
+
+    Each point is kept as soon as it has finished; started again, the sweep goes on with those that are missing. A
+    changed profile or workload starts anew. Exits 1 if any point does not fit or did not finish its requests.
+    """
+    from kvplan.cli.progress import show_progress
+    from kvplan.cli.result_tables import print_plans, print_results
+    from kvplan.results import ResultsFile
+    from kvplan.run import prepare
+    from kvplan.run_profile import load_sweep
+    from kvplan.sweep import run_sweep
+
+    form = chosen_format(output_format, as_json)
+    points = prepare(load_sweep(profile, overrides=overrides or ()))
+    name = points[0].point.name
+    results_path = results or Path("results") / f"{name}.db"
+    if dry_run:
+        kept: set[str] = set()
+        if results_path.exists():
+            with ResultsFile(results_path, create=False) as file:
+                kept = {point.fingerprint for point in file.points()}
+        print_plans([(point, point.fingerprint in kept) for point in points], form, title=name)
+        return
+    folder = None if no_recordings else recordings or Path("results") / f"{name}-recordings"
+    with (
+        ResultsFile(results_path, create=True) as file,
+        show_progress(stderr_console(), num_points=len(points), quiet=quiet) as progress,
+    ):
+        finished = run_sweep(points, file, progress=progress, recordings=folder, debug=debug)
+    print_results(finished, form, title=name)
+    recorded = [point.recording for point in finished if point.recording and Path(point.recording).exists()]
+    if recorded:
+        print_note(f"each live point is recorded; see the last one with: kvtop {recorded[-1]}")
+    if any(point.outcome != "finished" for point in finished):
+        raise typer.Exit(1)
