@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from kvengine.errors import ConfigError, KVError
+from kvplan.cli.lean import LeanCommand, LeanGroup
 from kvplan.cli.output import print_error
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 70, 130, 141
@@ -32,7 +33,7 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(TyperGroup):
+class _LazyGroup(LeanGroup):
     """Imports a subcommand's module when it is run; the help page needs only the summaries."""
 
     def __init__(self, **settings: Any) -> None:
@@ -97,7 +98,7 @@ def _load(name: str, entry: _Entry) -> Any:
         command = typer.main.get_command(target)
     else:
         single = typer.Typer(add_completion=False)
-        single.command(name)(target)
+        single.command(name, cls=LeanCommand)(target)
         command = typer.main.get_command(single)
     command.name = name
     return command
