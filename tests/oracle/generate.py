@@ -47,7 +47,8 @@ class Configuration:
     token_budget: int = 8192
     pool_tokens: int = _AMPLE_TOKENS
     caching: bool = True
-    together: bool = True
+    group_size: int = 8
+    """Prompts that run together; the next group starts when all of one are done."""
     rounds: int = 1
     """With 2, the prompts come a second time once all are done, so that their prefixes hit."""
     min_preemptions: int = 0
@@ -65,9 +66,8 @@ class Configuration:
 
 
 CONFIGURATIONS = (
-    Configuration(name="one by one", block_size=16, caching=False, together=False),
+    Configuration(name="in pairs", block_size=16, caching=False, group_size=2),
     Configuration(name="whole prompts", block_size=1, caching=False),
-    Configuration(name="whole prompts", block_size=8, caching=False),
     Configuration(name="whole prompts", block_size=16),
     Configuration(name="whole prompts", block_size=64, caching=False),
     Configuration(name="chunks of 64", block_size=1, token_budget=64),
@@ -130,7 +130,7 @@ class _Run:
 
     def __init__(self, configuration: Configuration, model: LlamaModel) -> None:
         config = configuration.engine_config(model)
-        self._together = configuration.together
+        self._group_size = configuration.group_size
         self._scheduler = Scheduler(config)
         self._runner = TorchRunner(model, config)
         self.num_preemptions = 0
@@ -145,8 +145,8 @@ class _Run:
             )
             for index, case in enumerate(cases)
         ]
-        for batch in [requests] if self._together else [[request] for request in requests]:
-            for request in batch:
+        for start in range(0, len(requests), self._group_size):
+            for request in requests[start : start + self._group_size]:
                 self._scheduler.add_request(request)
             while self._scheduler.has_unfinished:
                 self._step()

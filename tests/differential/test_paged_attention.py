@@ -1,0 +1,229 @@
+"""Paged attention, the references and the torch backend, against contiguous attention written out in full."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvengine.attention.base import attend
+from kvengine.attention.torch_backend import TorchBackend
+from kvengine.batch import ForwardBatch
+from kvengine.spec import KVCacheSpec, KVDtype
+from kvkernels import reference
+from tests.differential.paged_case import PagedCase, a_paged_case, plain_attention
+
+SCALE = 24**-0.5
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+"""Largest error of values near 1; the types keep 53, 24, 11 and 8 bits."""
+
+DECODES = [1, 16, 17, 31, 1, 64, 5]
+CHUNKS = [(1, 1), (5, 5), (16, 16), (33, 2), (40, 40), (17, 16), (50, 7)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 1), (4, 4), (8, 2)])
+def test_reference_decode_equals_contiguous_attention(
+    block_size: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+) -> None:
+    case = a_paged_case(
+        context_lens=DECODES,
+        query_lens=[1] * len(DECODES),
+        block_size=block_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        dtype=dtype,
+    )
+
+    out = reference.paged_decode(case.q, case.k_cache, case.v_cache, case.block_tables, case.context_lens, scale=SCALE)
+
+    assert out.dtype == dtype
+    assert_close(out, plain_attention(case, scale=SCALE), dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_reference_prefill_equals_contiguous_attention(block_size: int, dtype: torch.dtype) -> None:
+    case = a_chunked_case(block_size, dtype)
+
+    out = reference.paged_prefill(
+        case.q,
+        case.k_cache,
+        case.v_cache,
+        case.block_tables,
+        case.context_lens,
+        case.query_start_loc,
+        scale=SCALE,
+    )
+
+    assert_close(out, plain_attention(case, scale=SCALE), dtype)
+
+
+def test_reference_gives_zeros_for_padding_rows_and_padding_tokens() -> None:
+    case = a_paged_case(context_lens=[3, 4], query_lens=[1, 1], block_size=2)
+    lens = torch.tensor([3, 0], dtype=torch.int32)
+
+    decoded = reference.paged_decode(case.q, case.k_cache, case.v_cache, case.block_tables, lens, scale=SCALE)
+    starts = torch.tensor([0, 1, 1], dtype=torch.int32)
+    filled = reference.paged_prefill(case.q, case.k_cache, case.v_cache, case.block_tables, lens, starts, scale=SCALE)
+
+    assert decoded[1].abs().max() == 0
+    assert filled[1].abs().max() == 0
+    assert decoded[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 1), (4, 4), (8, 2)])
+def test_torch_backend_equals_contiguous_attention_for_a_mixed_step(
+    block_size: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+) -> None:
+    lengths = [(length, 1) for length in DECODES] + [chunk for chunk in CHUNKS if chunk[1] > 1]
+    case = a_paged_case(
+        context_lens=[context for context, _ in lengths],
+        query_lens=[queries for _, queries in lengths],
+        block_size=block_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        dtype=dtype,
+    )
+
+    out = run_backend(case, num_decodes=len(DECODES))
+
+    assert_close(out, plain_attention(case, scale=SCALE), dtype)
+
+
+@pytest.mark.parametrize("num_decodes", [0, 3])
+def test_torch_backend_takes_steps_of_one_kind(num_decodes: int) -> None:
+    query_lens = [1, 1, 1] if num_decodes else [4, 2, 9]
+    case = a_paged_case(context_lens=[4, 30, 9], query_lens=query_lens, block_size=4)
+
+    assert_close(run_backend(case, num_decodes), plain_attention(case, scale=SCALE), torch.float64)
+
+
+def test_torch_backend_splits_decodes_of_very_different_lengths_without_mixing_them_up() -> None:
+    # 700 and 3 cannot share a group (at most twice as long, plus 64), and their order in the batch is not by length.
+    case = a_paged_case(context_lens=[700, 3, 650, 5, 200], query_lens=[1] * 5, block_size=4)
+
+    assert_close(run_backend(case, num_decodes=5), plain_attention(case, scale=SCALE), torch.float64)
+
+
+def test_torch_backend_attends_a_chunk_longer_than_its_query_tile() -> None:
+    # 1,100 queries are three tiles of at most 512; 60 tokens came before.
+    case = a_paged_case(
+        context_lens=[1160], query_lens=[1100], block_size=16, num_heads=1, dtype=torch.float32, head_dim=24
+    )
+    expected = reference.causal_attention(case.q.double(), case.k[0].double(), case.v[0].double(), scale=SCALE)
+
+    assert_close(run_backend(case, num_decodes=0), expected, torch.float32)
+
+
+def test_torch_backend_workspace_serves_a_longer_step_after_a_shorter_one() -> None:
+    short = a_paged_case(context_lens=[3], query_lens=[1], block_size=4)
+    long = a_paged_case(context_lens=[90, 80], query_lens=[1, 1], block_size=4, seed=1)
+    backend = a_backend(long)
+
+    for case in (long, short, long):
+        fill_cache(backend, case)
+        out = attend_step(backend, case, num_decodes=len(case.query_lens))
+        assert_close(out, plain_attention(case, scale=SCALE), torch.float64)
+
+
+def test_torch_backend_copies_blocks_in_every_layer_for_keys_and_values() -> None:
+    case = a_paged_case(context_lens=[8], query_lens=[1], block_size=4)
+    backend = a_backend(case, num_layers=2)
+    fill_cache(backend, case, num_layers=2)
+    first, second = case.block_tables[0, :2].tolist()
+    free = next(block for block in range(1, len(case.k_cache)) if block not in (first, second))
+
+    backend.copy_blocks([(second, free)])
+    case.block_tables[0, 1] = free
+
+    for layer in range(2):
+        out = attend_step(backend, case, num_decodes=1, layer=layer)
+        assert_close(out, plain_attention(case, scale=SCALE), torch.float64)
+
+
+def test_reported_cache_bytes_are_what_the_geometry_says() -> None:
+    case = a_paged_case(context_lens=[8], query_lens=[1], block_size=4, dtype=torch.float32)
+    # Blocks: 2 used and 3 more; 2 layers, K and V, 4 tokens, 1 head of 24, 4 bytes.
+    assert a_backend(case, num_layers=2).cache_bytes == 5 * 2 * 2 * 4 * 1 * 24 * 4
+
+
+def test_dependent_block_copies_are_refused() -> None:
+    cache = torch.zeros(4, 2)
+    for copies in ([(1, 2), (2, 3)], [(1, 3), (2, 3)], [(1, 1)]):
+        with pytest.raises(ValueError, match="depend on each other"):
+            reference.copy_blocks([cache], copies)
+
+
+def a_chunked_case(block_size: int, dtype: torch.dtype) -> PagedCase:
+    return a_paged_case(
+        context_lens=[context for context, _ in CHUNKS],
+        query_lens=[queries for _, queries in CHUNKS],
+        block_size=block_size,
+        dtype=dtype,
+    )
+
+
+def assert_close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
+
+
+def a_backend(case: PagedCase, *, num_layers: int = 1) -> TorchBackend:
+    num_blocks, block_size, num_kv_heads, head_dim = case.k_cache.shape
+    spec = KVCacheSpec(
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        dtype=KVDtype.FLOAT32,
+        block_size=block_size,
+    )
+    return TorchBackend(spec, num_blocks, num_heads=case.q.shape[1], dtype=case.q.dtype, device=torch.device("cpu"))
+
+
+def a_batch(case: PagedCase, *, num_decodes: int, slots: Tensor) -> ForwardBatch:
+    unused = torch.zeros(len(slots), dtype=torch.int64)
+    return ForwardBatch(
+        num_decodes=num_decodes,
+        token_ids=unused,
+        positions=unused,
+        slots=slots,
+        block_tables=case.block_tables,
+        query_start_loc=case.query_start_loc,
+        context_lens=case.context_lens,
+        host_query_start_loc=case.query_start_loc.numpy(),
+        host_context_lens=case.context_lens.numpy(),
+        sampled_tokens=unused,
+        sampled_requests=(),
+    )
+
+
+def fill_cache(backend: TorchBackend, case: PagedCase, *, num_layers: int = 1) -> None:
+    """Write the whole history through the backend, one request after the other, in every layer."""
+    for row, (k, v) in enumerate(zip(case.k, case.v, strict=True)):
+        positions = np.arange(len(k))
+        blocks = case.block_tables[row].numpy()[positions // case.block_size]
+        slots = torch.from_numpy(blocks * case.block_size + positions % case.block_size).long()
+        backend.plan(a_batch(case, num_decodes=len(case.query_lens), slots=slots))
+        for layer in range(num_layers):
+            backend.store_kv(layer, k, v)
+
+
+def attend_step(backend: TorchBackend, case: PagedCase, *, num_decodes: int, layer: int = 0) -> Tensor:
+    """Attend with the step's own keys stored again, as a real step does."""
+    rows = list(zip(case.k, case.v, case.query_lens, strict=True))
+    k = torch.cat([keys[len(keys) - count :] for keys, _, count in rows])
+    v = torch.cat([values[len(values) - count :] for _, values, count in rows])
+    positions = torch.cat([torch.arange(len(keys) - count, len(keys)) for keys, _, count in rows])
+    slots = reference.slot_mapping(case.block_tables, case.query_start_loc, positions, block_size=case.block_size)
+    backend.plan(a_batch(case, num_decodes=num_decodes, slots=slots))
+    return attend(backend, layer, case.q, k, v, num_decodes)
+
+
+def run_backend(case: PagedCase, num_decodes: int) -> Tensor:
+    backend = a_backend(case)
+    fill_cache(backend, case)
+    return attend_step(backend, case, num_decodes=num_decodes)
