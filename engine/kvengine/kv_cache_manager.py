@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from kvengine.block_pool import BlockId, BlockPool
 from kvengine.block_table import BlockTable
-from kvengine.prefix_cache import HashChain, PrefixCache
+from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache
 from kvengine.request import Request, RequestId
 from kvengine.units import cdiv
 
@@ -64,10 +64,7 @@ class KVCacheManager:
         if not self._caching:
             return []
         limit = (request.num_tokens - 1) // self._block_size
-        chain = self._chains.get(request.request_id)
-        if chain is None:
-            chain = self._chains[request.request_id] = HashChain(self._block_size, salt=request.cache_salt)
-        return self._cache.find_prefix(chain.hashes(request.all_token_ids, limit), limit)
+        return self._cache.find_prefix(self._hashes(request, limit), limit)
 
     def try_admit(
         self, request: Request, hit: Sequence[BlockId], num_tokens: int, *, gate_tokens: int = 0, spare_blocks: int = 0
@@ -152,10 +149,15 @@ class KVCacheManager:
         if num_full <= first:
             return
         blocks = table.block_ids[first:num_full]
-        hashes = self._chains[request.request_id].hashes(request.all_token_ids, num_full)
-        self._cache.insert(blocks, hashes[first:num_full])
+        self._cache.insert(blocks, self._hashes(request, num_full)[first:num_full])
         self._pool.mark_cached(blocks)
         table.num_cached_blocks = num_full
+
+    def _hashes(self, request: Request, num_blocks: int) -> list[BlockHash]:
+        chain = self._chains.get(request.request_id)
+        if chain is None:
+            chain = self._chains[request.request_id] = HashChain(self._block_size, salt=request.cache_salt)
+        return chain.hashes(request.all_token_ids, num_blocks)
 
     def check_invariants(self) -> None:
         """Tables, pool and cache agree; see the class."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,18 @@ def compare(case: Case) -> Outcome:
 class Replay:
     """One run of a scenario with a fake model that emits each request's given outputs.
 
+    Args:
+        scenario: What is run.
+        on_schedule: Shown every step between `schedule` and `update`, as a model would see it.
+
     Attributes:
         records: What happened in each step, with every key that a golden step can have.
         status: `finished`, `stalled` or `max_steps`, once `run` is through.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, on_schedule: Callable[[SchedulerOutput], None] | None = None) -> None:
         self.scenario = scenario
+        self._on_schedule = on_schedule
         self.scheduler = Scheduler(scenario.engine_config())
         self.records: list[dict[str, Any]] = []
         self.status = "finished"
@@ -140,6 +145,8 @@ class Replay:
         output = self.scheduler.schedule()
         record = self._record(output)
         self._count(output)
+        if self._on_schedule is not None:
+            self._on_schedule(output)
         sampled = {item.request.request_id: self._next_token(item.request) for item in output.scheduled if item.samples}
         finished = self.scheduler.update(output, sampled)
         self._note_progress(sampled, finished)

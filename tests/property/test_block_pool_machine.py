@@ -1,0 +1,87 @@
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvengine.block_pool import BlockId, BlockPool
+from tests.builders import a_pool
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """Any order of taking, sharing, caching and releasing agrees with one plain list of free blocks."""
+
+    @initialize(num_blocks=st.integers(2, 14))
+    def build(self, num_blocks: int) -> None:
+        self.evicted: list[BlockId] = []
+        self.pool: BlockPool = a_pool(num_blocks=num_blocks, evicted=self.evicted)
+        self.pool.track_changes()
+        self.free_queue = list(range(1, num_blocks))
+        self.owners = dict.fromkeys(range(num_blocks), 0)
+        self.cached: set[int] = set()
+        self.tables: list[list[BlockId]] = []
+        self.seen: dict[int, tuple[int, bool]] = {}
+
+    @rule(count=st.integers(0, 6))
+    def allocate(self, count: int) -> None:
+        del self.evicted[:]
+        taken = self.pool.try_allocate(count)
+        if count > len(self.free_queue):
+            assert taken is None
+            return
+        expected, self.free_queue = self.free_queue[:count], self.free_queue[count:]
+        assert taken == expected
+        assert self.evicted == [block for block in expected if block in self.cached]
+        self.cached -= set(expected)
+        self.owners.update(dict.fromkeys(expected, 1))
+        self.tables.append(taken)
+
+    @rule(data=st.data())
+    def share_cached_blocks(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.lists(st.sampled_from(sorted(self.cached)), unique=True)) if self.cached else []
+        self.pool.share([BlockId(block) for block in blocks])
+        for block in blocks:
+            self.owners[block] += 1
+        self.free_queue = [block for block in self.free_queue if block not in blocks]
+        self.tables.append([BlockId(block) for block in blocks])
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def free_a_table(self, data: st.DataObject) -> None:
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        self.pool.free(table)
+        for block in table:
+            self.owners[block] -= 1
+        released = [block for block in reversed(table) if not self.owners[block]]
+        head = [block for block in released if block not in self.cached]
+        self.free_queue = head + self.free_queue + [block for block in released if block in self.cached]
+
+    @precondition(lambda self: any(self.owners.values()))
+    @rule(data=st.data(), cached=st.booleans())
+    def change_whether_owned_blocks_are_cached(self, data: st.DataObject, cached: bool) -> None:
+        owned = [block for block, count in self.owners.items() if count and (block in self.cached) != cached]
+        blocks = data.draw(st.lists(st.sampled_from(owned), unique=True)) if owned else []
+        change = self.pool.mark_cached if cached else self.pool.unmark_cached
+        change([BlockId(block) for block in blocks])
+        self.cached = self.cached | set(blocks) if cached else self.cached - set(blocks)
+
+    @rule()
+    def read_the_journal(self) -> None:
+        """Whatever changed since the last reading is in the journal."""
+        changed = set(self.pool.take_changes())
+        state = {block: (count, block in self.cached) for block, count in self.owners.items()}
+        assert {block for block in state if self.seen.get(block, (0, False)) != state[block]} <= changed
+        self.seen = state
+        assert self.pool.take_changes() == []
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.pool.check_invariants()
+        assert self.pool.free_blocks() == self.free_queue
+        assert (self.pool.num_free, self.pool.num_used) == (
+            len(self.free_queue),
+            self.pool.num_usable - len(self.free_queue),
+        )
+        for block, count in self.owners.items():
+            assert self.pool.ref_count(BlockId(block)) == count
+            assert self.pool.is_cached(BlockId(block)) == (block in self.cached)
+
+
+TestBlockPool = BlockPoolMachine.TestCase

@@ -1,0 +1,135 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_device import FakeDevice
+from tests.oracle.outcome import Outcome
+from tests.oracle.scheduler import Replay, check, compare
+from tests.oracle.scheduler_case import Case, load_case
+from tests.plain_scheduler import PlainRequest, PlainScheduler
+from tests.support import ROOT, SHARED, shared_path
+
+GOLDEN = ROOT / "tests" / "golden" / "scheduler"
+OWN_CASES = sorted(GOLDEN.glob("*.json"))
+SHARED_CASES = sorted((SHARED / "oracle" / "vllm").glob("*.json"))
+SUPPORTED_CASES = [path for path in SHARED_CASES if not load_case(path).scenario.unsupported()]
+
+
+def name_of(path: Path) -> str:
+    return path.stem
+
+
+def outcome_of(path: Path) -> Outcome:
+    (outcome,) = check(path)
+    return outcome
+
+
+@pytest.mark.parametrize("path", OWN_CASES, ids=name_of)
+def test_cases_worked_by_hand_pass_to_the_block_id(path: Path) -> None:
+    assert list(outcome_of(path).lines()) == []
+
+
+def test_all_shared_single_group_cases_pass_to_the_block_id() -> None:
+    shared_path("oracle/vllm")
+    assert SUPPORTED_CASES, "no case of one full-attention group was found"
+    lines = [line for path in SUPPORTED_CASES for line in outcome_of(path).lines()]
+    assert lines == []
+
+
+def test_no_token_of_a_shared_case_reads_a_slot_that_was_not_written_for_it() -> None:
+    shared_path("oracle/vllm")
+    for path in SUPPORTED_CASES:
+        scenario = load_case(path).scenario
+        device = FakeDevice(num_blocks=scenario.num_blocks, block_size=scenario.block_size)
+        Replay(scenario, on_schedule=device.execute).run()
+
+
+def test_the_plain_rules_agree_with_the_shared_cases_too() -> None:
+    """The model that property tests compare with is itself held to the real scheduler's answers."""
+    shared_path("oracle/vllm")
+    for path in SUPPORTED_CASES:
+        case = load_case(path)
+        if case.golden.detail == "full" and not case.golden.totals["aborted"]:
+            _follow_plainly(case)
+
+
+def _follow_plainly(case: Case) -> None:
+    plain = PlainScheduler(case.scenario.engine_config())
+    outputs = {item.id: iter(item.outputs()) for item in case.scenario.requests}
+    for expected in case.golden.steps or []:
+        for item in case.scenario.requests:
+            if item.id in expected["arrived"]:
+                salt = item.cache_salt or ""
+                plain.add(PlainRequest(item.id, item.prompt(), len(item.outputs()), priority=item.priority, salt=salt))
+        step = plain.schedule()
+        where = f"{case.scenario.name} step {expected['step']}"
+        assert [list(pair) for pair in step.scheduled] == expected["scheduled"], where
+        assert [[name, blocks] for name, blocks in step.new_blocks.items() if blocks] == expected["new_blocks"], where
+        assert step.preempted == expected["preempted"], where
+        lengths = {request.name: (request.computed, len(request.tokens)) for request in plain.running}
+        sampled = {
+            name: next(outputs[name]) for name, count in step.scheduled if lengths[name][0] + count == lengths[name][1]
+        }
+        assert plain.update(step, sampled) == expected["finished"], where
+        assert plain.free_queue == expected["free_queue"], where
+        assert plain.cached_blocks() == expected["hashed_blocks"], where
+
+
+def altered(path: Path, change: Any) -> Outcome:
+    """The outcome of a case whose answers were changed."""
+    document = json.loads(path.read_text())
+    change(document["golden"])
+    return compare(_case(document))
+
+
+def _case(document: dict[str, Any]) -> Case:
+    import msgspec
+
+    return msgspec.convert(copy.deepcopy(document), Case)
+
+
+@pytest.mark.parametrize("key", ["scheduled", "hits", "new_blocks", "preempted", "finished", "free_after_schedule",
+                                 "free_after_update", "waiting_after_schedule", "block_tables", "free_queue",
+                                 "hashed_blocks", "arrived", "step"])  # fmt: skip
+def test_a_wrong_value_in_any_field_of_a_step_is_noticed(key: str) -> None:
+    def change(golden: dict[str, Any]) -> None:
+        golden["steps"][2][key] = 99 if isinstance(golden["steps"][2][key], int) else ["nobody"]
+
+    outcome = altered(GOLDEN / "victim_blocks_leave_the_cache.json", change)
+    assert any(mismatch.what.endswith(key) for mismatch in outcome.mismatches)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda golden: golden["totals"].update(recomputed_tokens=1), "totals recomputed_tokens"),
+        (lambda golden: golden["totals"].update(invented=0), "totals invented"),
+        (lambda golden: golden.update(status="stalled"), "golden status"),
+        (lambda golden: golden.update(unfinished=["low"]), "golden unfinished"),
+        (lambda golden: golden.update(step_digest="00"), "step_digest"),
+        (lambda golden: golden["requests"]["low"].update(finish_step=3), "requests low"),
+        (lambda golden: golden["requests"].pop("high"), "requests"),
+        (lambda golden: golden["steps"].pop(), "number of steps"),
+        (lambda golden: golden["steps"][0].update(cache_entries=[]), "step 0 cache_entries"),
+        (lambda golden: golden["steps"][0].update(block_copies=[[1, 2]]), "step 0 block_copies"),
+    ],
+)
+def test_a_wrong_total_or_a_field_the_run_does_not_report_is_noticed(change: Any, what: str) -> None:
+    outcome = altered(GOLDEN / "victim_blocks_leave_the_cache.json", change)
+    assert what in [mismatch.what for mismatch in outcome.mismatches]
+
+
+def test_an_abort_that_is_not_in_the_answers_is_noticed() -> None:
+    outcome = altered(GOLDEN / "aborted_head_lets_the_next_in.json", lambda golden: golden["steps"][2].pop("aborted"))
+    assert [mismatch.what for mismatch in outcome.mismatches] == ["step 2 aborted"]
+
+
+def test_a_case_that_needs_what_is_not_built_fails_and_says_so() -> None:
+    document = json.loads((GOLDEN / "four_lengths_fill_nine_blocks.json").read_text())
+    document["scenario"]["kv_groups"] = [{"type": "full"}, {"type": "sliding_window", "window": 8}]
+    outcome = compare(_case(document))
+    assert not outcome.passed
+    assert outcome.unsupported == "not supported yet: sliding_window group"
