@@ -40,6 +40,10 @@ class _LazyGroup(LeanGroup):
         stubs = {name: TyperCommand(name, help=entry.summary) for name, entry in _COMMANDS.items()}
         super().__init__(**{**settings, "commands": stubs})
 
+    def load_all(self) -> None:
+        """Import every subcommand, for what describes them all."""
+        self.commands.update({name: _load(name, entry) for name, entry in _COMMANDS.items()})
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         entry = _COMMANDS.get(args[0])
         if entry is not None:
@@ -111,7 +115,9 @@ def _explain_usage(error: Any) -> int:
         return EXIT_USAGE
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "kvplan"
-    print_error(ConfigError(error.format_message(), hint=f"{command} --help"))
+    # pydantic puts its own kind of error before the words.
+    message = error.format_message().replace("Value error, ", "")
+    print_error(ConfigError(message, hint=f"{command} --help"))
     return EXIT_USAGE
 
 

@@ -58,6 +58,11 @@ def flat_rows(document: object, path: str = "") -> list[tuple[str, object]]:
     return [(path, document)]
 
 
+def print_text(text: str) -> None:
+    """Print text as it is."""
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+
+
 def print_rich(*renderables: "RenderableType") -> None:
     """Print tables and text, coloured on a terminal and plain elsewhere."""
     console = stdout_console()
