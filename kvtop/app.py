@@ -47,6 +47,14 @@ from kvtop.widgets.trend_chart import TrendChart
 AGE_EVERY_S = 0.5
 MIN_LINES_OF_PANE = 3
 """A pane that is folded to fewer lines is enlarged when it is asked for."""
+PANES = (
+    ("1", "map", "Map"),
+    ("2", "requests", "Requests"),
+    ("3", "shared", "Shared"),
+    ("4", "trend", "Trend"),
+    ("5", "events", "Events"),
+)
+PANES_TOOLTIP = "Map, requests, shared blocks, trend, events; again: enlarge"
 RECORDING_ONLY = {"step", "speed", "seek", "jump"}
 
 
@@ -67,19 +75,18 @@ class KvtopApp(App[None]):
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (20, "-short"), (32, "-tall"), (50, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "pause", "Pause", id="app.pause", tooltip="Stand still, or go on"),
-        Binding("comma", "step(-1)", "Back", id="app.back", tooltip="One step back", key_display=","),
-        Binding("full_stop", "step(1)", "Step", id="app.forward", tooltip="One step forward", key_display="."),
-        Binding("n", "jump(True)", "Next preemption", id="app.next", tooltip="To the next preemption"),
-        Binding("N", "jump(False)", "Previous", show=False, id="app.previous", tooltip="To the previous preemption"),
-        Binding("left_square_bracket", "speed(False)", "Slower", show=False, id="app.slower", tooltip="Play slower"),
-        Binding("right_square_bracket", "speed(True)", "Faster", show=False, id="app.faster", tooltip="Play faster"),
-        Binding("home", "seek(0)", "Start", show=False, id="app.start", tooltip="To the start of the recording"),
-        Binding("end", "seek(1)", "End", show=False, id="app.end", tooltip="To the end of the recording"),
-        Binding("1", "pane('map')", "Map", show=False, id="app.map", tooltip="Map; again: enlarge it"),
-        Binding("2", "pane('requests')", "Requests", show=False, id="app.requests", tooltip="Requests; again: enlarge"),
-        Binding("3", "pane('shared')", "Shared", show=False, id="app.shared", tooltip="Shared blocks; again: enlarge"),
-        Binding("4", "pane('trend')", "Trend", show=False, id="app.trend", tooltip="Trend; again: enlarge"),
-        Binding("5", "pane('events')", "Events", show=False, id="app.events", tooltip="Events; again: enlarge"),
+        Binding("comma", "step(-1)", "Back", id="app.back", tooltip="A step back, forward", key_display=","),
+        Binding("full_stop", "step(1)", "Step", id="app.forward", tooltip="A step back, forward", key_display="."),
+        Binding("N", "jump(False)", "Previous", show=False, id="app.previous", tooltip="Previous, next preemption"),
+        Binding("n", "jump(True)", "Next preemption", id="app.next", tooltip="Previous, next preemption"),
+        Binding("left_square_bracket", "speed(False)", "Slower", show=False, id="app.slower", tooltip="Slower, faster"),
+        Binding("right_square_bracket", "speed(True)", "Faster", show=False, id="app.faster", tooltip="Slower, faster"),
+        Binding("home", "seek(0)", "Start", show=False, id="app.start", tooltip="Start, end of the recording"),
+        Binding("end", "seek(1)", "End", show=False, id="app.end", tooltip="Start, end of the recording"),
+        *[
+            Binding(key, f"pane('{pane_id}')", title, show=False, id=f"app.{pane_id}", tooltip=PANES_TOOLTIP)
+            for key, pane_id, title in PANES
+        ],
         Binding("escape", "leave", "Back", show=False, id="app.leave", tooltip="Out of an enlarged pane, or unselect"),
         Binding("question_mark", "help", "Help", id="app.help", tooltip="This page", key_display="?"),
         Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave kvtop; the engine goes on"),
@@ -288,12 +295,12 @@ class KvtopApp(App[None]):
             self._source.do(command)
 
     def _keys(self) -> list[tuple[str, str]]:
-        bindings = [*self.BINDINGS, *PoolMap.BINDINGS, *RequestList.BINDINGS]
-        return [
-            (self.get_key_display(binding), binding.tooltip)
-            for binding in bindings
-            if isinstance(binding, Binding) and self.check_action(binding.action.partition("(")[0], ())
-        ]
+        """Each group of keys with what they do: bindings with the same tooltip are one group."""
+        groups: dict[str, list[str]] = {}
+        for binding in (*self.BINDINGS, *PoolMap.BINDINGS, *RequestList.BINDINGS):
+            if isinstance(binding, Binding) and self.check_action(binding.action.partition("(")[0], ()):
+                groups.setdefault(binding.tooltip, []).append(self.get_key_display(binding))
+        return [(" ".join(keys), tooltip) for tooltip, keys in groups.items()]
 
     # Drawing.
 

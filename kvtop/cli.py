@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,6 @@ from kvengine.errors import ConfigError, KVError, TelemetryError
 from kvengine.telemetry.reader import Attachment, RunningEngine, discover
 from kvengine.telemetry.recording import Recording
 from kvengine.telemetry.state import StepSnapshot, StreamState
-
-if TYPE_CHECKING:
-    from kvtop.source import Source
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
 FIRST_STEP_WITHIN_S = 30.0
@@ -28,8 +25,11 @@ app = typer.Typer(name="kvtop", add_completion=False, context_settings={"help_op
 @app.command()
 def watch(
     target: Annotated[
-        Path | None,
-        typer.Argument(help="A recording or an engine's socket; without it, the engines that run on this machine."),
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="A recording or an engine's socket; without it, the engines that run on this machine.",
+        ),
     ] = None,
     partial: Annotated[
         bool, typer.Option("--partial", help="Open a recording that was cut off, and show the steps up to there.")
@@ -41,9 +41,9 @@ def watch(
     if as_json and not once:
         raise ConfigError("--json prints one state, so it goes with --once", hint="kvtop --once --json")
     if once:
-        _print_once(target, partial=partial)
+        _print_once(_as_path(target), partial=partial)
     else:
-        _show(target, partial=partial)
+        _show(_as_path(target), partial=partial)
 
 
 def run() -> None:
@@ -85,15 +85,25 @@ def _print_error(error: KVError) -> None:
         sys.stderr.write(f"hint: {' '.join(error.hint.split())}\n")
 
 
+def _as_path(target: str | None) -> Path | None:
+    if target is not None and "://" in target:
+        raise TelemetryError(f"{target}: only recordings and sockets of kvengine can be watched, no addresses")
+    return Path(target) if target is not None else None
+
+
 def _show(target: Path | None, *, partial: bool) -> None:
-    if not sys.stdout.isatty():
-        raise TelemetryError("the view needs a terminal, and stdout is none", hint="kvtop --once --json")
     engines = [] if target is not None else _running_engines()
-    source = _open_source(target or engines[0].path, partial=partial) if target or len(engines) == 1 else None
+    only = target or (engines[0].path if len(engines) == 1 else None)
+    opened = _open(only, partial=partial) if only is not None else None
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Textual reads keys from the one and draws on the other
+        if opened is not None:
+            opened.close()
+        raise TelemetryError("the view needs a terminal on stdin and stderr", hint="kvtop --once --json")
 
     from kvtop.app import KvtopApp
+    from kvtop.source import as_source
 
-    view = KvtopApp(source, engines=engines)
+    view = KvtopApp(as_source(opened) if opened is not None else None, engines=engines)
     view.run()
     if view.failure is not None:
         raise view.failure
@@ -106,22 +116,12 @@ def _running_engines() -> list[RunningEngine]:
     return engines
 
 
-def _open_source(target: Path, *, partial: bool) -> "Source":
-    opened = _open(target, partial=partial)
-
-    from kvtop.source import LiveSource, RecordingSource
-
-    return RecordingSource(opened) if isinstance(opened, Recording) else LiveSource(opened)
-
-
 def _open(target: Path, *, partial: bool) -> Recording | Attachment:
     """A recording or an engine, as the target is a file or a socket.
 
     Raises:
         TelemetryError: It is neither, or cannot be read.
     """
-    if "://" in str(target):
-        raise TelemetryError(f"{target}: addresses cannot be watched yet, only sockets and recordings of kvengine")
     try:
         mode = target.stat().st_mode
     except OSError as error:
@@ -141,11 +141,16 @@ def _print_once(target: Path | None, *, partial: bool) -> None:
             raise TelemetryError(f"{len(engines)} engines are running: {names}", hint=f"kvtop --once {engines[0].path}")
         target = engines[0].path
     opened = _open(target, partial=partial)
-    snapshot = opened.read(len(opened) - 1) if isinstance(opened, Recording) else _first_state(opened)
+    snapshot = _last_state(opened) if isinstance(opened, Recording) else _first_state(opened)
 
     from kvtop.state_json import state_as_json
 
     sys.stdout.write(state_as_json(snapshot) + "\n")
+
+
+def _last_state(recording: Recording) -> StepSnapshot:
+    with recording:
+        return recording.read(len(recording) - 1)
 
 
 def _first_state(attachment: Attachment) -> StepSnapshot:

@@ -336,3 +336,8 @@ class RecordingSource:
                 post(SnapshotArrived(self._recording.read(playback.position)))
             post(PlayheadMoved(playhead))
             self._playhead = playhead
+
+
+def as_source(opened: Recording | Attachment) -> Source:
+    """What watches something that was opened."""
+    return RecordingSource(opened) if isinstance(opened, Recording) else LiveSource(opened)

@@ -1,6 +1,7 @@
 """An engine under watch: the real scheduler with synthetic tokens, and what its stream said."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from kvengine.clock import VirtualClock
 from kvengine.config import SchedulerConfig
@@ -83,3 +84,24 @@ class WatchedEngine:
         for _ in range(count):
             self.engine.step()
             self.clock.advance(STEP_S)
+
+
+def record_a_run(path: Path, *, closes: bool = True) -> None:
+    """Record a small busy run: shared prefixes, a preemption, evictions, an abort.
+
+    Eight usable blocks of four tokens. Each request needs 2 blocks for its 6 prompt tokens and 4 for its end at
+    6 + 9 tokens, of which the last is never computed: three of them do not fit together to the end.
+    """
+    watched = WatchedEngine(
+        publisher=lambda facts, clock: TelemetryPublisher.open(facts, clock=clock, socket=False, recording=path)
+    )
+    watched.add("a", "b", prompt="abcdef", max_tokens=9)
+    watched.step(2)
+    watched.add("c", prompt="abcdxy", max_tokens=9)
+    watched.add("d", prompt="uvwxyz", max_tokens=9)
+    watched.step(5)
+    watched.engine.abort(a_request("d").request_id)
+    while watched.engine.has_unfinished:
+        watched.step()
+    if closes:
+        watched.engine.close("done")

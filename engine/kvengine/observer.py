@@ -82,6 +82,7 @@ class TelemetryPublisher:
         self._frames: StepFrames | None = None
         """Made for each period in which somebody listens."""
         self._last: tuple[Scheduler, StatsCollector] | None = None
+        self._num_steps = 0
 
     @classmethod
     def open(
@@ -131,6 +132,7 @@ class TelemetryPublisher:
             stats: The engine's counters after the step.
         """
         self._last = scheduler, stats
+        self._num_steps = output.step + 1
         if self._poll_sinks():
             if self._frames is None and self._queued is not None:
                 self._frames = StepFrames.before_first_step(scheduler, self._queued)
@@ -166,7 +168,7 @@ class TelemetryPublisher:
         now_s = self._clock.now_s() - self._origin_s
         counters = _read_counters(stats)
         if self._frames is None:
-            self._frames = StepFrames.of_running(scheduler)
+            self._frames = StepFrames.after_step(scheduler, self._num_steps)
         elif output is not None or self._frames.has_news:
             frame = encode_frame(self._frames.delta(output, finished, counters, now_s))
             for sink in self._sinks:

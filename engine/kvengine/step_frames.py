@@ -69,9 +69,10 @@ class StepFrames:
         return frames
 
     @classmethod
-    def of_running(cls, scheduler: Scheduler) -> Self:
-        """A stream that begins with what the scheduler holds now."""
+    def after_step(cls, scheduler: Scheduler, num_steps: int) -> Self:
+        """A stream that begins with what the scheduler holds after so many steps."""
         frames = cls(scheduler)
+        frames._step = num_steps
         frames._ledger.take_changes()
         for request in (*scheduler.running, *scheduler.waiting):
             frames._track(request)

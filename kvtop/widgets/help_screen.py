@@ -6,6 +6,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.markup import escape
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
@@ -43,5 +44,5 @@ class HelpScreen(ModalScreen[None]):
             page.border_title = "kvtop keys and signs"
             page.border_subtitle = "esc closes"
             width = max(len(key) for key, _ in self._keys)
-            keys = "\n".join(f" [b $kv-used]{key:<{width}}[/]  {text}" for key, text in self._keys)
+            keys = "\n".join(f" [b $kv-used]{escape(f'{key:<{width}}')}[/]  {text}" for key, text in self._keys)
             yield Static(f"[b]Keys[/b]\n{keys}\n\n{SIGNS}")

@@ -36,11 +36,11 @@ class PoolMap(LinePane, can_focus=True):
     """Draws the pool's blocks by id; redraws only the rows that look different."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1, 0)", "Block", show=False, id="map.left", tooltip="Block cursor to the left"),
-        Binding("right", "move(1, 0)", "Block", show=False, id="map.right", tooltip="Block cursor to the right"),
-        Binding("up", "move(0, -1)", "Block", show=False, id="map.up", tooltip="Block cursor up"),
-        Binding("down", "move(0, 1)", "Block", show=False, id="map.down", tooltip="Block cursor down"),
-        Binding("enter", "pick_owner", "Owner", id="map.owner", tooltip="Select the request that holds this block"),
+        Binding("left", "move(-1, 0)", "Block", show=False, id="map.left", tooltip="Map: move the block cursor"),
+        Binding("right", "move(1, 0)", "Block", show=False, id="map.right", tooltip="Map: move the block cursor"),
+        Binding("up", "move(0, -1)", "Block", show=False, id="map.up", tooltip="Map: move the block cursor"),
+        Binding("down", "move(0, 1)", "Block", show=False, id="map.down", tooltip="Map: move the block cursor"),
+        Binding("enter", "pick_owner", "Owner", id="map.owner", tooltip="Map: select the next owner of the block"),
     ]
 
     @dataclass

@@ -50,11 +50,39 @@ class RequestList(ListPane):
     NUMBERED_TITLE = "2 Requests"
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "select(-1)", "Request", show=False, id="requests.up", tooltip="Select the request above"),
-        Binding("down", "select(1)", "Request", show=False, id="requests.down", tooltip="Select the request below"),
-        Binding("pageup", "select(-10)", "Request", show=False, id="requests.pageup", tooltip="Ten requests up"),
-        Binding("pagedown", "select(10)", "Request", show=False, id="requests.pagedown", tooltip="Ten requests down"),
-        Binding("s", "sort", "Sort", id="requests.sort", tooltip="Sort by the next column"),
+        Binding(
+            "up",
+            "select(-1)",
+            "Request",
+            show=False,
+            id="requests.up",
+            tooltip="Requests: select one and light its blocks",
+        ),
+        Binding(
+            "down",
+            "select(1)",
+            "Request",
+            show=False,
+            id="requests.down",
+            tooltip="Requests: select one and light its blocks",
+        ),
+        Binding(
+            "pageup",
+            "select(-10)",
+            "Request",
+            show=False,
+            id="requests.pageup",
+            tooltip="Requests: select one and light its blocks",
+        ),
+        Binding(
+            "pagedown",
+            "select(10)",
+            "Request",
+            show=False,
+            id="requests.pagedown",
+            tooltip="Requests: select one and light its blocks",
+        ),
+        Binding("s", "sort", "Sort", id="requests.sort", tooltip="Requests: sort by the next column"),
     ]
 
     @dataclass

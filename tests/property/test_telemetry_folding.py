@@ -79,7 +79,8 @@ class FoldingSink(FrameList):
         self.is_listening = is_listening
 
 
-def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler) -> None:
+def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler, num_steps: int) -> None:
+    assert snapshot.step == num_steps
     pool = scheduler.kv_cache.pool
     ref_counts = [pool.ref_count(BlockId(block)) for block in range(pool.num_blocks)]
     cached = [pool.is_cached(BlockId(block)) for block in range(pool.num_blocks)]
@@ -151,7 +152,7 @@ def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, chunk
         if act(watched, late, action, number):
             for viewer in (late, steady):
                 if viewer.is_listening:
-                    assert_is_state_of(viewer.fold(), watched.scheduler)
+                    assert_is_state_of(viewer.fold(), watched.scheduler, watched.engine.stats.steps)
     watched.engine.close("done")
     if steady.is_listening:
         assert isinstance(steady.frames[-1], End)

@@ -134,6 +134,12 @@ class Recording:
         """Close the file."""
         self._file.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _read_all(self, partial: bool) -> None:
         try:
             preamble = self._file.read(len(PREAMBLE))

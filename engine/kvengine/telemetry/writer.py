@@ -221,6 +221,7 @@ def _listen_at(path: Path) -> socket.socket:
         unborn.rename(path)
     except OSError as error:
         listener.close()
+        unborn.unlink(missing_ok=True)
         raise TelemetryError(f"{path}: cannot listen for viewers ({error.strerror or error})") from error
     return listener
 
