@@ -1,6 +1,9 @@
 """What tests need of the machine they run on."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,3 +18,27 @@ def shared_path(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"needs ../shared/{name}, which is not on this machine")
     return path
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command line left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Its stdout as JSON."""
+        return json.loads(self.stdout)  # type: ignore[no-any-return]
+
+
+def run_kvplan(capsys: pytest.CaptureFixture[str], *arguments: str) -> Done:
+    """Run a command line in this process."""
+    from kvplan.cli.main import main
+
+    capsys.readouterr()
+    code = main(arguments)
+    streams = capsys.readouterr()
+    return Done(code=code, stdout=streams.out, stderr=streams.err)

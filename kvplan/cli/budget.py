@@ -159,7 +159,7 @@ def budget(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for marginal too.")] = False,
     output_format: FormatOption = Format.TABLE,
     as_json: JsonOption = False,
-) -> int:
+) -> None:
     """KV budget of a model on a GPU: where the memory goes, blocks, capacity, verdict.
 
     Sizes are of one GPU and read like 52.32GiB, 80GB or 56173450887. Exit code 0: it fits; 1: it does not.
@@ -199,7 +199,8 @@ def budget(
     document = budget_document(plan, block_sizes=compared, hints=find_hints(plan))
     show_budget(document, chosen_format(output_format, as_json))
     failing = {Outcome.DOES_NOT_FIT, Outcome.MARGINAL} if strict else {Outcome.DOES_NOT_FIT}
-    return EXIT_DOES_NOT_FIT if plan.verdict.outcome in failing else 0
+    if plan.verdict.outcome in failing:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
 def _engine_inputs(

@@ -45,7 +45,9 @@ def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
     yield _title(document)
     yield _verdict(document)
     if len(document["parts"]) > 1:
-        yield from _titled(f"Memory of one GPU: {format_bytes(document['gpu']['total_bytes'])}", _memory(document))
+        gpu = document["gpu"]
+        card = f" ({gpu['name']})" if gpu["name"] else ""
+        yield from _titled(f"Memory of one GPU{card}: {format_bytes(gpu['total_bytes'])}", _memory(document))
     yield from _titled(f"Pool: {format_bytes(document['available_kv']['bytes'])} of KV cache", _pool(document))
     if document["workload"]["kind"] == "full_length" and document["workload"]["requests"] is None:
         yield from _titled("Requests of the longest length", _in_words(document))
@@ -73,12 +75,11 @@ def _title(document: dict[str, Any]) -> "RenderableType":
     from rich.text import Text
 
     model, gpu, engine = document["model"], document["gpu"], document["engine"]
-    count = "one GPU" if gpu["count"] == 1 else f"{gpu['count']} GPUs"
     facts = (
         model["architecture"],
         f"{model['parameters'] / 1e9:.2f} B parameters" if model["parameters"] else "",
         " ".join(filter(None, (engine["name"], engine["version"]))),
-        f"{count}: {gpu['name']}" if gpu["name"] else count,
+        _plural(gpu["count"], "GPU"),
     )
     return Text(model["name"], style="bold").append("".join(f" · {fact}" for fact in facts if fact), style="not bold")
 

@@ -69,7 +69,7 @@ def show_profile(
 @app.command("check", cls=LeanCommand)
 def check_profiles(
     kind: KindArgument = None, output_format: FormatOption = Format.TABLE, as_json: JsonOption = False
-) -> int:
+) -> None:
     """Read every profile as the commands would; exit 2 if one is not valid."""
     from kvplan.profile_check import find_problem
 
@@ -83,7 +83,8 @@ def check_profiles(
         case Format.TABLE:
             lines = [str(row["problem"]) for row in problems]
             print_text("\n".join([*lines, f"{len(rows)} profiles read, {len(problems)} not valid"]))
-    return EXIT_INVALID if problems else 0
+    if problems:
+        raise typer.Exit(EXIT_INVALID)
 
 
 def _profiles(kind: str | None) -> "list[Profile]":
