@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import NewType
+from typing import NewType, cast
 
 from kvengine.block_pool import BlockId
 
@@ -39,17 +39,21 @@ class HashChain:
         Returns:
             The chain's own list, which may be longer; not to be changed.
         """
-        known = self._hashes
-        if len(known) < num_blocks:
-            block_size = self._block_size
-            packed = array("I", token_ids[len(known) * block_size : num_blocks * block_size]).tobytes()
-            width = block_size * 4
-            parent = self._parent
-            for start in range(0, len(packed), width):
-                parent = blake2b(parent + packed[start : start + width], digest_size=_DIGEST_BYTES).digest()
-                known.append(BlockHash(parent))
-            self._parent = parent
-        return known
+        if len(self._hashes) < num_blocks:
+            self._extend(token_ids, num_blocks)
+        return self._hashes
+
+    def _extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
+        block_size = self._block_size
+        packed = array("I", token_ids[len(self._hashes) * block_size : num_blocks * block_size]).tobytes()
+        width = block_size * 4
+        parent = self._parent
+        digests: list[bytes] = []
+        for start in range(0, len(packed), width):
+            parent = blake2b(parent + packed[start : start + width], digest_size=_DIGEST_BYTES).digest()
+            digests.append(parent)
+        self._parent = parent
+        self._hashes += cast(list[BlockHash], digests)
 
 
 class PrefixCache:

@@ -54,6 +54,7 @@ class Replay:
 
     Args:
         scenario: What is run.
+        scheduler: What runs it, when not a new scheduler of the scenario's configuration.
         on_schedule: Shown every step between `schedule` and `update`, as a model would see it.
 
     Attributes:
@@ -61,10 +62,16 @@ class Replay:
         status: `finished`, `stalled` or `max_steps`, once `run` is through.
     """
 
-    def __init__(self, scenario: Scenario, *, on_schedule: Callable[[SchedulerOutput], None] | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        scheduler: Scheduler | None = None,
+        on_schedule: Callable[[SchedulerOutput], None] | None = None,
+    ) -> None:
         self.scenario = scenario
+        self.scheduler = scheduler or Scheduler(scenario.engine_config())
         self._on_schedule = on_schedule
-        self.scheduler = Scheduler(scenario.engine_config())
         self.records: list[dict[str, Any]] = []
         self.status = "finished"
         self.totals = dict.fromkeys(_TOTALS, 0)
