@@ -75,7 +75,6 @@ def _values(reading: MetricsReading) -> dict[str, Any]:
     values: dict[str, Any] = {
         "state": str(reading.state),
         "engines": len(reading.engines),
-        "usage_max": reading.usage_max,
     }
     if reading.total is None:
         return values | {"values": None}
@@ -88,6 +87,7 @@ _ENGINE_VALUES: dict[str, Callable[[EngineReading], object]] = {
     "model": lambda engine: engine.model,
     "usage": lambda engine: engine.gauges.usage,
     "usage_reported": lambda engine: engine.gauges.usage,
+    "usage_max": lambda engine: engine.gauges.usage_max,
     "usage_from": lambda engine: engine.gauges.usage_from,
     "usage_physical": lambda engine: engine.gauges.filled,
     "cpu_usage": lambda engine: engine.gauges.cpu_usage,

@@ -1,7 +1,7 @@
 """What one engine of a server says of itself, in words that vLLM and SGLang share. None is "not said", never 0."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from kvengine.telemetry.histogram import Histogram
@@ -26,6 +26,8 @@ class Gauges:
     """Share of the pool in use as published, 0 to 1; cached blocks that nobody holds count as free."""
     usage_from: str | None = None
     """Name of the metric it was read from."""
+    usage_max: float | None = None
+    """In a total: the usage of the fullest engine, which the usage of all together would hide."""
     cpu_usage: float | None = None
     """Share of the CPU block pool (vLLM V0) or of the CPU offloading tier in use."""
 
@@ -155,15 +157,16 @@ def num_finished(end_to_end_s: Histogram | None, by_reason: Mapping[str, int]) -
     return sum(by_reason.values()) if by_reason else None
 
 
-def total_of(engines: Sequence[EngineReading], counters: Counters) -> EngineReading:
+def total_of(engines: Sequence[EngineReading], gauges: Sequence[Gauges], counters: Counters) -> EngineReading:
     """All engines together.
 
     Args:
+        gauges: Of each engine, without those that some engine's may be missing of.
         counters: Those of the whole server, read as such, since some are not kept by engine.
     """
     return EngineReading(
         model=same(engine.model for engine in engines),
-        gauges=_gauges_of([engine.gauges for engine in engines]),
+        gauges=_gauges_of(gauges),
         counters=counters,
         config=same(engine.config for engine in engines) or {},
     )
@@ -184,8 +187,10 @@ def first(values: Iterable[T | None]) -> T | None:
 
 
 def _gauges_of(parts: Sequence[Gauges]) -> Gauges:
+    usages = [part.usage for part in parts if part.usage is not None]
+    usage_max = max(usages) if usages and len(usages) == len(parts) else None
     if len(parts) == 1:
-        return parts[0]
+        return replace(parts[0], usage_max=usage_max)
 
     def added(name: str) -> int | None:
         values: list[int | None] = [getattr(part, name) for part in parts]
@@ -196,6 +201,7 @@ def _gauges_of(parts: Sequence[Gauges]) -> Gauges:
     return Gauges(
         **total,
         usage=_usage_of(total),
+        usage_max=usage_max,
         usage_from=same(part.usage_from for part in parts),
         block_size=same(part.block_size for part in parts),
         waiting_by_reason=_added_maps([part.waiting_by_reason for part in parts]),

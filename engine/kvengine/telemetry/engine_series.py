@@ -31,13 +31,23 @@ class EngineSeries:
         prefix: What the engine's metric names begin with.
         anchors: Names, without the prefix, of gauges that each engine publishes: their labels tell engines apart.
         fallback_labels: Label names that tell engines apart where none of those gauges is there.
+        whole_only: Leave out gauges in which the text was cut: a sum over the engines may miss some of them.
 
     Attributes:
         engines: Labels that identify each engine.
     """
 
-    def __init__(self, text: MetricsText, prefix: str, anchors: Iterable[str], fallback_labels: Sequence[str]) -> None:
+    def __init__(
+        self,
+        text: MetricsText,
+        prefix: str,
+        anchors: Iterable[str],
+        fallback_labels: Sequence[str],
+        *,
+        whole_only: bool = False,
+    ) -> None:
         self.text = text
+        self._whole_only = whole_only
         self.prefix = prefix
         self.engines = _find_engines(text, prefix, [prefix + name for name in anchors], fallback_labels)
         self._owned: dict[str, list[_Owned]] = {}
@@ -51,6 +61,8 @@ class EngineSeries:
 
     def gauge(self, name: str, engine: int) -> float | None:
         """The value of an engine."""
+        if self._whole_only and self.text.is_unfinished(self.prefix + name):
+            return None
         values = {sample.value for sample in self._own(name, engine)}
         return _finite(values.pop()) if len(values) == 1 else None
 

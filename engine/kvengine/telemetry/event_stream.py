@@ -80,6 +80,11 @@ class EventStream:
         """Number of the first message not yet folded in; None before the first message."""
         return self._next_seq
 
+    @property
+    def is_waiting_for_replay(self) -> bool:
+        """Whether a replay was asked for and has not ended."""
+        return self._asked_from is not None
+
     def take_replay_request(self) -> list[bytes] | None:
         """The frames to send to the replay socket; None while nothing needs to be asked. Given out once."""
         if not self._pending or self._asked_from is not None or self._next_seq is None:

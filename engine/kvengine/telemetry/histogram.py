@@ -1,4 +1,4 @@
-"""Latency histograms as servers publish them: counts up to each bound, added, subtracted and asked for quantiles."""
+"""Latency histograms as servers publish them: counts up to each bound, subtracted and asked for quantiles."""
 
 import math
 from collections.abc import Mapping
@@ -46,16 +46,6 @@ class Histogram:
                 lower_bound = bound
             lower_count = up_to_here
         return self.bounds[-2] if len(self.bounds) > 1 else None
-
-    def plus(self, other: "Histogram") -> "Histogram | None":
-        """The observations of both; None if the buckets differ."""
-        if self.bounds != other.bounds:
-            return None
-        return Histogram(
-            bounds=self.bounds,
-            cumulative=tuple(a + b for a, b in zip(self.cumulative, other.cumulative, strict=True)),
-            sum=None if self.sum is None or other.sum is None else self.sum + other.sum,
-        )
 
     def since(self, earlier: "Histogram") -> "Histogram | None":
         """What was observed after `earlier`; None if the buckets differ or a count went back."""

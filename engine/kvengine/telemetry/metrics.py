@@ -45,12 +45,6 @@ class MetricsReading:
     process_start_unix_s: float | None = None
     """When the answering process started; not published by servers of several processes."""
 
-    @property
-    def usage_max(self) -> float | None:
-        """The usage of the fullest engine, which a mean would hide; None if one is unknown."""
-        usages = [engine.gauges.usage for engine in self.engines if engine.gauges.usage is not None]
-        return max(usages) if usages and len(usages) == len(self.engines) else None
-
 
 def read_metrics(body: bytes, *, truncated: bool = False) -> MetricsReading:
     """Read the body of a /metrics answer with status 200.

@@ -120,7 +120,8 @@ class _Reader:
         family = _family(self.last_name, self.declared)
         if name_so_far and len(name_so_far) < len(cut_line):
             return _family(name_so_far, self.declared)
-        return family if self.last_name.startswith(name_so_far) or family.startswith(name_so_far) else None
+        goes_on = family.startswith(name_so_far) or name_so_far.startswith(family)
+        return family if goes_on or self.last_name.startswith(name_so_far) else None
 
     def _comment(self, line: str) -> bool:
         if _has_broken_text(line):

@@ -8,6 +8,7 @@ PREFIX = "sglang:"
 SIDECAR_PREFIX = "sglang_"
 """A gRPC side-car of a third party shows the same names with an underscore."""
 
+_LABELS = ("dp_rank", "model_name", "name")
 _ANCHORS = ("num_running_reqs", "num_queue_reqs", "token_usage", "num_used_tokens", "max_total_num_tokens")
 _INTER_TOKEN = ("inter_token_latency_seconds", "time_per_output_token_seconds")
 """The second in 0.4."""
@@ -19,10 +20,13 @@ _ROUNDING = 0.005
 
 def read(text: MetricsText, prefix: str = PREFIX) -> tuple[list[EngineReading], EngineReading]:
     """Every data-parallel rank in order, and all together."""
-    series = EngineSeries(text, prefix, _ANCHORS, ("dp_rank", "model_name", "name"))
-    engines = [_engine(series, index) for index in range(len(series.engines))]
+    series = EngineSeries(text, prefix, _ANCHORS, _LABELS)
+    whole = EngineSeries(text, prefix, _ANCHORS, _LABELS, whole_only=True) if text.truncated else series
+    indices = range(len(series.engines))
+    engines = [_engine(series, index) for index in indices]
     engines.sort(key=lambda engine: (len(engine.rank or ""), engine.rank or ""))
-    return engines, total_of(engines, _counters(series, None))
+    gauges = [_gauges(whole, index) for index in indices] if text.truncated else [e.gauges for e in engines]
+    return engines, total_of(engines, gauges, _counters(series, None))
 
 
 def _engine(series: EngineSeries, index: int) -> EngineReading:

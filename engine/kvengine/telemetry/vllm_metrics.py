@@ -8,6 +8,7 @@ from kvengine.telemetry.prometheus import Labels, MetricsText
 
 PREFIX = "vllm:"
 
+_LABELS = ("engine", "model_name")
 _ANCHORS = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc")
 _USAGE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
 """The second until 0.9.1, both from 0.9.2 to 0.10.2 with one value, then the first."""
@@ -17,6 +18,7 @@ _CREATED = ("prompt_tokens_created", "generation_tokens_created", "prefix_cache_
 _V0_ONLY = ("num_requests_swapped", "cpu_cache_usage_perc", "gpu_prefix_cache_hit_rate")
 _SINCE_0_10_2 = "inter_token_latency_seconds"
 """First seen in the release in which the null block left the denominator of the usage."""
+_UNTIL_0_10_2 = (_USAGE[1], _QUERIES[1], _HITS[1])
 _INTER_TOKEN = ("inter_token_latency_seconds", "time_per_output_token_seconds")
 _WHOLE = 1e-6
 """How far from a whole number `usage * blocks` may lie: the double has 16 digits, a pool has 7."""
@@ -24,10 +26,17 @@ _WHOLE = 1e-6
 
 def read(text: MetricsText, prefix: str = PREFIX) -> tuple[list[EngineReading], EngineReading]:
     """Every engine in order of rank, and all together."""
-    series = EngineSeries(text, prefix, _ANCHORS, ("engine", "model_name"))
-    engines = [_engine(series, index) for index in range(len(series.engines))]
+    series = EngineSeries(text, prefix, _ANCHORS, _LABELS)
+    whole = EngineSeries(text, prefix, _ANCHORS, _LABELS, whole_only=True) if text.truncated else series
+    indices = range(len(series.engines))
+    engines = [_engine(series, index) for index in indices]
     engines.sort(key=lambda engine: (len(engine.rank or ""), engine.rank or ""))
-    return engines, total_of(engines, _counters(series, None))
+    gauges = (
+        [_gauges(whole, index, _config(whole, index)) for index in indices]
+        if text.truncated
+        else [e.gauges for e in engines]
+    )
+    return engines, total_of(engines, gauges, _counters(series, None))
 
 
 def _engine(series: EngineSeries, index: int) -> EngineReading:
@@ -109,15 +118,19 @@ def _counters(series: EngineSeries, index: int | None) -> Counters:
 def _usable_blocks(series: EngineSeries, usage: float | None, num_blocks: int | None) -> int | None:
     """What the usage is a share of: all blocks, and from 0.10.2 all but the null block.
 
-    The names tell the release; where they are cut off or hidden, the share that makes whole blocks decides.
+    The names tell the release; where whole blocks come out of the other share alone, that one holds.
     """
     if num_blocks is None or any(map(series.has, _V0_ONLY)):
         return num_blocks
-    without_null = num_blocks - 1
-    expected, other = (without_null, num_blocks) if series.has(_SINCE_0_10_2) else (num_blocks, without_null)
-    if usage is None or _is_whole(usage * expected) or not _is_whole(usage * other):
-        return expected
-    return other
+    if series.has(_SINCE_0_10_2):
+        expected, other = num_blocks - 1, num_blocks
+    elif any(map(series.has, _UNTIL_0_10_2)):
+        expected, other = num_blocks, num_blocks - 1
+    elif series.has(_USAGE[0]):
+        expected, other = num_blocks - 1, num_blocks
+    else:
+        return None
+    return other if usage is not None and not _is_whole(usage * expected) and _is_whole(usage * other) else expected
 
 
 def _used_blocks(usage: float | None, usable_blocks: int | None) -> int | None:
