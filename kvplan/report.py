@@ -161,7 +161,7 @@ def _notes(points: Sequence[PointResult]) -> list[str]:
         label = f"{point.label}: " if point.label else ""
         if point.outcome != "finished":
             verdict = "does not fit" if point.outcome == "does_not_fit" else "did not finish"
-            notes.append(f"{label}{verdict}: {point.message}")
+            notes.append(f"{label}{verdict}: {point.message}{f' ({point.hint})' if point.hint else ''}")
         elif point.measured is not None and point.measured.output_tokens != point.planned.output_tokens:
             ended = f"{point.measured.output_tokens:,} of {point.planned.output_tokens:,}"
             notes.append(f"{label}outputs ended early at end-of-sequence tokens: {ended} planned tokens")

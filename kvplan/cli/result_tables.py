@@ -51,9 +51,7 @@ def _print_result_table(points: Sequence[PointResult], title: str) -> None:
 
 
 def _empty_table(title: str) -> Table:
-    return Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
-    )
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
 
 
 def _print_whole(table: Table) -> None:

@@ -1,0 +1,245 @@
+"""`kvplan run`, `sweep` and `report` as whole commands: stdout, stderr and exit code."""
+
+import csv
+import io
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvengine.errors import DeviceError
+from kvengine.model_files import find_demo_model
+from kvplan.cli.main import main
+
+WORKLOAD = """
+about: test
+synthetic: {requests: 12, shared_prefix_tokens: 20, prompt_tokens: {low: 4, high: 30}}
+max_tokens: {low: 2, high: 20}
+"""
+RUN = "target: simulated\nworkload: ./w.yaml\nnum_blocks: 40\nblock_size: 8\nmax_num_seqs: 6\n"
+SWEEP = """
+run: {target: simulated, workload: ./w.yaml, num_blocks: 40, max_num_seqs: 6}
+grid:
+  block_size: [4, 8, 16]
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left on its streams."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> dict[str, list[dict[str, object]]]:
+        return json.loads(self.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def kvplan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Runs a command in a folder with a run profile, a sweep profile and a workload."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.yaml").write_text(WORKLOAD)
+    (tmp_path / "r.yaml").write_text(RUN)
+    (tmp_path / "s.yaml").write_text(SWEEP)
+
+    def call(*arguments: str) -> Done:
+        code = main(arguments)
+        streams = capsys.readouterr()
+        return Done(code=code, stdout=streams.out, stderr=streams.err)
+
+    return call
+
+
+def test_a_run_prints_its_figures_and_keeps_result_and_recording(kvplan: Callable[..., Done], tmp_path: Path) -> None:
+    done = kvplan("run", "r.yaml")
+
+    assert done.code == 0
+    assert "simulated" in done.stdout
+    assert "[1/1] r: 12 requests" in done.stderr
+    assert "kvtop results/r.kvrec" in done.stderr
+    assert (tmp_path / "results" / "r.kvrec").exists()
+    assert (tmp_path / "results" / "r.db").exists()
+
+
+def test_table_json_and_csv_agree(kvplan: Callable[..., Done]) -> None:
+    table = kvplan("sweep", "s.yaml").stdout
+    document = kvplan("sweep", "s.yaml", "--json").document
+    rows = list(csv.DictReader(io.StringIO(kvplan("sweep", "s.yaml", "--format", "csv").stdout)))
+
+    assert [row["block_size"] for row in rows] == ["4", "8", "16"]
+    for row, point in zip(rows, document["points"], strict=True):
+        planned = point["planned"]
+        assert isinstance(planned, dict)
+        assert {key: row[f"planned_{key}"] for key in planned} == {
+            key: "" if value is None else str(value) for key, value in planned.items()
+        }
+        assert f"{planned['prefix_hit_tokens']:,}" in table
+        assert f"{100 * planned['tail_waste_fraction']:.1f} %" in table
+
+
+def test_a_second_sweep_runs_nothing_and_prints_the_same(kvplan: Callable[..., Done]) -> None:
+    first, second = kvplan("sweep", "s.yaml"), kvplan("sweep", "s.yaml")
+
+    assert first.stdout == second.stdout
+    assert first.stderr.count("requests") == 3
+    assert second.stderr.count("finished before") == 3
+    assert second.stderr.count("requests") == 0
+
+
+def test_quiet_says_nothing_beside_the_result(kvplan: Callable[..., Done]) -> None:
+    assert kvplan("sweep", "s.yaml", "--quiet").stderr == ""
+    assert kvplan("run", "r.yaml", "--quiet", "--no-recording").stderr == ""
+
+
+def test_a_dry_run_lists_the_points_and_leaves_nothing(kvplan: Callable[..., Done], tmp_path: Path) -> None:
+    done = kvplan("sweep", "s.yaml", "--dry-run", "--json")
+
+    # SmolLM2-135M in 32 bits: 46,080 bytes a token.
+    first = done.document["points"][0]
+    assert first["bytes_per_block"] == 4 * 46_080
+    assert (first["num_blocks"], first["token_slots"], first["is_kept"]) == (40, 39 * 4, False)
+    assert not (tmp_path / "results").exists()
+    kvplan("sweep", "s.yaml")
+    assert all(point["is_kept"] for point in kvplan("sweep", "s.yaml", "--dry-run", "--json").document["points"])
+
+
+def test_values_can_be_set_on_the_command_line(kvplan: Callable[..., Done]) -> None:
+    done = kvplan("sweep", "s.yaml", "--set", "grid.block_size=[32]", "--set", "run.num_blocks=99", "--json")
+
+    (point,) = done.document["points"]
+    assert isinstance(point["planned"], dict)
+    assert point["planned"]["num_blocks"] == 99
+
+
+def test_a_pool_too_small_for_one_request_is_a_verdict(kvplan: Callable[..., Done]) -> None:
+    done = kvplan("run", "r.yaml", "--set", "num_blocks=3")
+
+    # The first request that arrives has 20 + 9 prompt and 6 output tokens, of which 34 need slots.
+    text = " ".join(done.stdout.split())
+    assert done.code == 1
+    assert "does not fit: request 'random-1' needs 5 blocks of 8 for 35 tokens, and the pool has 2 (give it" in text
+
+
+def test_a_sweep_with_a_point_that_does_not_fit_exits_1_and_keeps_the_others(kvplan: Callable[..., Done]) -> None:
+    done = kvplan("sweep", "s.yaml", "--set", "run.num_blocks=9", "--json")
+
+    # At most 20 + 30 + 20 tokens: 18 blocks of 4, 9 of 8 or 5 of 16; 8 are usable.
+    outcomes = [point["outcome"] for point in done.document["points"]]
+    assert done.code == 1
+    assert outcomes[0] == "does_not_fit"
+    assert outcomes[2] == "finished"
+
+
+def test_a_report_reads_what_sweeps_have_left(kvplan: Callable[..., Done]) -> None:
+    table = kvplan("sweep", "s.yaml").stdout
+
+    assert kvplan("report", "results/s.db").stdout == table
+    assert len(kvplan("report", "results/s.db", "--json").document["points"]) == 3
+    markdown = kvplan("report", "results/s.db", "--format", "markdown").stdout
+    assert markdown.startswith("## s\n\n| block_size |")
+
+
+def test_a_report_leaves_out_what_a_changed_profile_left_behind(kvplan: Callable[..., Done], tmp_path: Path) -> None:
+    kvplan("sweep", "s.yaml")
+    (tmp_path / "w.yaml").write_text(WORKLOAD.replace("requests: 12", "requests: 5"))
+    kvplan("sweep", "s.yaml")
+
+    done = kvplan("report", "results/s.db", "--json")
+
+    assert [point["num_requests"] for point in done.document["points"]] == [5, 5, 5]
+    assert "3 points of profiles that have changed since are left out" in done.stderr
+    assert len(kvplan("report", "results/s.db", "--all", "--json").document["points"]) == 6
+
+
+def test_two_profiles_may_share_a_file(kvplan: Callable[..., Done]) -> None:
+    kvplan("sweep", "s.yaml", "--results", "all.db")
+    kvplan("run", "r.yaml", "--results", "all.db")
+
+    assert len(kvplan("report", "all.db", "--json").document["points"]) == 4
+    assert len(kvplan("report", "all.db", "--profile", "r", "--json").document["points"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "nowhere.yaml"), "error: nowhere.yaml: no such file"),
+        (("run", "quikstart"), "no run profile named 'quikstart'; did you mean 'quickstart'?"),
+        (("sweep", "r.yaml"), "error: r.yaml: "),
+        (("run", "s.yaml"), "error: s.yaml: "),
+        (("run", "r.yaml", "--set", "block_size=0"), "block_size: expected a whole number >= 1, got 0"),
+        (("run", "r.yaml", "--set", "num_blocks=-3"), "num_blocks: expected a whole number >= 2"),
+        (("run", "r.yaml", "--set", "blok_size=8"), "unknown key 'blok_size'; did you mean 'block_size'?"),
+        (("run", "r.yaml", "--set", "nonsense"), "--set: expected key=value, got 'nonsense'"),
+        (("run", "r.yaml", "--set", "workload=suport-chat"), "did you mean 'support-chat'?"),
+        (("run", "r.yaml", "--set", "workload=./gone.yaml"), "gone.yaml: no such file"),
+        (("run", "r.yaml", "--set", "model=smolm2-135m"), "did you mean 'smollm2-135m'?"),
+        (("run", "r.yaml", "--results", "w.yaml"), "w.yaml: not usable as a results file: file is not a database"),
+        (("run", "r.yaml", "--results", "w.yaml/r.db"), "r.db: its folder cannot be made"),
+        (("run", "r.yaml", "--recording", "w.yaml/r.kvrec"), "r.kvrec: its folder cannot be made"),
+        (("sweep", "s.yaml", "--set", "grid={}"), "s.yaml: grid: expected at least one key"),
+        (("report", "gone.db"), "error: gone.db: no such results file"),
+        (("report", "w.yaml"), "w.yaml: not usable as a results file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    kvplan: Callable[..., Done], arguments: tuple[str, ...], message: str
+) -> None:
+    done = kvplan(*arguments)
+
+    errors = [line for line in done.stderr.splitlines() if not line.startswith(("[1/1]", "hint:"))]
+    assert done.code == 2
+    assert done.stdout == ""
+    assert len(errors) == 1
+    assert message in errors[0]
+
+
+def test_a_report_of_a_file_without_points_or_without_that_profile_says_so(kvplan: Callable[..., Done]) -> None:
+    kvplan("run", "r.yaml")
+    missing = kvplan("report", "results/r.db", "--profile", "rr")
+    sqlite3.connect("results/r.db").execute("DELETE FROM points").connection.commit()
+    empty = kvplan("report", "results/r.db")
+
+    assert (missing.code, empty.code) == (2, 2)
+    assert "no points of a profile 'rr'" in missing.stderr
+    assert "holds no finished point yet" in empty.stderr
+
+
+LIVE_WORKLOAD = """
+about: test
+prompts: [The capital of France is, The capital of Italy is, The capital of Spain is]
+max_tokens: 6
+"""
+
+
+def test_a_live_run_measures_what_was_planned(kvplan: Callable[..., Done], tmp_path: Path) -> None:
+    try:
+        find_demo_model()
+    except DeviceError as error:
+        pytest.skip(f"needs the demo model: {error.hint}")
+    pytest.importorskip("torch")
+    (tmp_path / "w.yaml").write_text(LIVE_WORKLOAD)
+    # "User: The capital of France is" and "Assistant:" are 10 to 12 tokens; with 6 outputs a request fits into 5 blocks
+    # of 4, and three of them need more than 8.
+    settings = ("target=engine", "num_blocks=9", "block_size=4", "max_num_seqs=3", "device=cpu")
+
+    done = kvplan("run", "r.yaml", "--debug", "--json", *(part for item in settings for part in ("--set", item)))
+
+    (point,) = done.document["points"]
+    planned, measured = point["planned"], point["measured"]
+    assert isinstance(planned, dict)
+    assert isinstance(measured, dict)
+    assert done.code == 0
+    assert measured["preemptions"] > 0
+    timed = {"elapsed_s", "prompt_tokens_per_s", "output_tokens_per_s", "step_s_median", "step_s_p90"}
+    assert {key: value for key, value in measured.items() if key not in timed} == {
+        key: value for key, value in planned.items() if key not in timed
+    }
+    assert all(planned[key] is None and measured[key] > 0 for key in timed)
+    assert point["recording"] == "results/r.kvrec"
+    assert (tmp_path / "results" / "r.kvrec").stat().st_size > 0
