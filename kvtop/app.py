@@ -44,7 +44,10 @@ from kvtop.widgets.shared_blocks import SharedBlocks
 from kvtop.widgets.state_line import StateLine
 from kvtop.widgets.trend_chart import TrendChart
 
-AGE_EVERY_S = 0.5
+TICK_S = 0.25
+"""How often the age is drawn anew, and what was held back."""
+TEXT_EVERY_S = 0.3
+"""Figures and lists change no faster than this while pictures pour in: nobody reads faster, and it halves the work."""
 MIN_LINES_OF_PANE = 3
 """A pane that is folded to fewer lines is enlarged when it is asked for."""
 PANES = (
@@ -101,7 +104,18 @@ class KvtopApp(App[None]):
         """The newest state that came while the view stood still."""
         self._unseen_history: list[HistoryArrived] = []
         self._is_stale = False
-        self.model = ViewModel(source_name="", is_recording=source is not None and source.is_recording)
+        self._is_text_due = False
+        self._text_drawn_s = 0.0
+        self.model = model = ViewModel(source_name="", is_recording=source is not None and source.is_recording)
+        self._state_line = StateLine(model)
+        self._map = PoolMap(model)
+        self._block = BlockDetail(model)
+        self._requests = RequestList(model)
+        self._table = BlockTable(model)
+        self._shared = SharedBlocks(model)
+        self._trend = TrendChart(model)
+        self._events = EventLog(model)
+        self._playback = PlaybackBar(model)
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         """The colours of the pool, for themes that do not bring their own."""
@@ -109,20 +123,19 @@ class KvtopApp(App[None]):
 
     def compose(self) -> ComposeResult:
         """The panes; kvtop.tcss says where they lie."""
-        model = self.model
-        yield StateLine(model)
+        yield self._state_line
         with Horizontal(id="body"):
             with Vertical(id="left"):
-                yield PoolMap(model)
-                yield BlockDetail(model)
+                yield self._map
+                yield self._block
             with Vertical(id="side"):
-                yield RequestList(model)
-                yield BlockTable(model)
-                yield SharedBlocks(model)
+                yield self._requests
+                yield self._table
+                yield self._shared
         with Horizontal(id="bottom"):
-            yield TrendChart(model)
-            yield EventLog(model)
-        yield PlaybackBar(model)
+            yield self._trend
+            yield self._events
+        yield self._playback
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -130,8 +143,8 @@ class KvtopApp(App[None]):
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = DARK.name
-        self.set_interval(AGE_EVERY_S, self._show_age)
-        self.query_one(RequestList).focus()
+        self.set_interval(TICK_S, self._tick)
+        self._requests.focus()
         if self._source is not None:
             self._watch(self._source)
         else:
@@ -166,7 +179,10 @@ class KvtopApp(App[None]):
             self._unseen = message.snapshot
         else:
             self.model.take_snapshot(message.snapshot, now_s=time.monotonic())
-            self._update_panes()
+            self._map.update_view()
+            self._is_text_due = True
+            if time.monotonic() - self._text_drawn_s >= TEXT_EVERY_S:
+                self._update_panes()
 
     def on_history_arrived(self, message: HistoryArrived) -> None:
         """Add to trends and events; the snapshot that follows redraws them."""
@@ -184,15 +200,15 @@ class KvtopApp(App[None]):
     def on_playhead_moved(self, message: PlayheadMoved) -> None:
         """Show where the recording stands."""
         self.model.playhead = message.playhead
-        self.query_one(PlaybackBar).update_view()
+        self._playback.update_view()
 
     # What the panes ask for.
 
     def on_pool_map_cursor_moved(self, message: PoolMap.CursorMoved) -> None:
         """Look at another block."""
         self.model.cursor = message.block_id
-        self.query_one(PoolMap).update_view()
-        self.query_one(BlockDetail).update_view()
+        self._map.update_view()
+        self._block.update_view()
 
     def on_pool_map_owner_wanted(self, message: PoolMap.OwnerWanted) -> None:
         """Select an owner of a block; the next one each time."""
@@ -211,7 +227,7 @@ class KvtopApp(App[None]):
     def on_request_list_sort_changed(self, message: RequestList.SortChanged) -> None:
         """Put the requests in another order."""
         self.model.sort_key = message.sort_key
-        self.query_one(RequestList).update_view()
+        self._requests.update_view()
 
     def on_playback_bar_position_wanted(self, message: PlaybackBar.PositionWanted) -> None:
         """Go where the slider was clicked."""
@@ -219,7 +235,7 @@ class KvtopApp(App[None]):
 
     def _select(self, request_id: str | None) -> None:
         self.model.selected_id = request_id
-        for pane in (self.query_one(PoolMap), self.query_one(BlockTable), self.query_one(RequestList)):
+        for pane in (self._map, self._table, self._requests):
             pane.update_view()
 
     # Keys.
@@ -304,15 +320,26 @@ class KvtopApp(App[None]):
 
     # Drawing.
 
+    def _tick(self) -> None:
+        if self._is_text_due:
+            self._update_panes()
+        self._show_age()
+
     def _update_panes(self) -> None:
-        for pane in self.screen_stack[0].query(LinePane):
+        self._is_text_due = False
+        self._text_drawn_s = time.monotonic()
+        for pane in self._panes():
             if pane.display:
                 pane.update_view()
         self._show_age()
 
+    def _panes(self) -> tuple[LinePane, ...]:
+        """All that a new picture changes."""
+        return self._map, self._block, self._requests, self._table, self._shared, self._trend, self._events
+
     def _show_age(self) -> None:
-        self.query_one(StateLine).refresh()
+        self._state_line.refresh()
         is_stale = self.model.is_stale(time.monotonic())
         if is_stale != self._is_stale:
             self._is_stale = is_stale
-            self.screen_stack[0].set_class(is_stale, "-stale")
+            self._state_line.screen.set_class(is_stale, "-stale")

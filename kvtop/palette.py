@@ -118,18 +118,23 @@ class Palette:
     bad: Style
 
     @classmethod
-    def from_variables(cls, variables: Mapping[str, str]) -> "Palette":
-        """The styles of a theme, from its `kv-` variables."""
+    def from_variables(cls, variables: Mapping[str, str], base: Style) -> "Palette":
+        """The styles of a theme, from its `kv-` variables.
+
+        Args:
+            variables: Of the theme in use.
+            base: What lies under all of them: the background of the pane.
+        """
 
         def colour(name: str) -> Color:
             return Color.parse(variables[f"kv-{name}"])
 
         def plain(name: str) -> Style:
-            return Style(color=colour(name))
+            return base + Style(color=colour(name))
 
         return cls(
             text=plain("text"),
-            strong=Style(color=colour("strong"), bold=True),
+            strong=base + Style(color=colour("strong"), bold=True),
             muted=plain("muted"),
             faint=plain("faint"),
             used=plain("used"),

@@ -20,13 +20,13 @@ class BlockDetail(LinePane):
     def update_view(self) -> None:
         """Name the block, and draw."""
         cursor = self.model.cursor
-        self.border_title = "Pool" if cursor is None else f"Block {cursor:,}"
+        self.set_titles("Pool" if cursor is None else f"Block {cursor:,}")
         self.refresh()
 
     def draw_line(self, y: int, width: int) -> Strip:
         """State, owners, and which tokens it holds."""
         picture, cursor = self.model.picture, self.model.cursor
-        line = Line(width)
+        line = self.line(width)
         if picture is None:
             return line.strip()
         if cursor is None:

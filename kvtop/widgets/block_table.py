@@ -8,7 +8,7 @@ from kvtop import formats
 from kvtop.glyphs import BLOCK_GLYPHS
 from kvtop.view_model import ViewModel
 from kvtop.widgets.block_detail import state_style
-from kvtop.widgets.line_pane import Line, LinePane
+from kvtop.widgets.line_pane import LinePane
 
 
 class BlockTable(LinePane):
@@ -20,8 +20,10 @@ class BlockTable(LinePane):
     def update_view(self) -> None:
         """Name the request, and draw."""
         request = self.model.selected
-        self.border_title = "Block table" if request is None else f"Block table of {request.request_id}"
-        self.border_subtitle = "" if request is None else self._describe(request)
+        if request is None:
+            self.set_titles("Block table")
+        else:
+            self.set_titles(f"Block table of {request.request_id}", self._describe(request))
         self.refresh()
 
     def draw_line(self, y: int, width: int) -> Strip:
@@ -31,14 +33,14 @@ class BlockTable(LinePane):
             return self._draw_nothing(y, width)
         table = request.block_table
         if not table:
-            line = Line(width)
+            line = self.line(width)
             if y == 0:
                 line.add(" holds no block: it waits", self.palette.muted)
             return line.strip()
         return self._draw_entries(table, y, width)
 
     def _draw_nothing(self, y: int, width: int) -> Strip:
-        line = Line(width)
+        line = self.line(width)
         if y == 0:
             gone = self.model.selected_id
             text = f" {gone} has finished" if gone else " ↑ ↓ pick a request; its blocks light up"
@@ -57,14 +59,14 @@ class BlockTable(LinePane):
             if y == self.size.height - 2:
                 skipped = num_lines - self.size.height + 1
                 return (
-                    Line(width)
+                    self.line(width)
                     .add(f" {'⋮':>{index_width}} {formats.plural(skipped, 'more line')}", palette.faint)
                     .strip()
                 )
             if y == self.size.height - 1:
                 line_number = num_lines - 1
         first = line_number * per_line
-        line = Line(width)
+        line = self.line(width)
         if first < len(table):
             line.add(f" {first:>{index_width}} ", palette.faint)
         for block_id in table[first : first + per_line]:

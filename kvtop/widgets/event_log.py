@@ -5,7 +5,7 @@ from textual.strip import Strip
 from kvengine.telemetry.history import Event, EventKind
 from kvtop import formats
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, ListPane
+from kvtop.widgets.line_pane import ListPane
 
 _GLYPHS = {
     EventKind.ARRIVE: "+",
@@ -59,7 +59,7 @@ class EventLog(ListPane):
             EventKind.ADMIT: palette.good,
             EventKind.RESUME: palette.warn,
         }.get(event.kind, palette.muted)
-        line = Line(width)
+        line = self.line(width)
         is_folded = self.size.height == 1
         line.add(" 5 " if is_folded else " ", palette.faint).add(f"{event.step:>7,} ", palette.muted)
         if width >= MIN_WIDTH_FOR_TIMES:

@@ -8,7 +8,7 @@ from textual.strip import Strip
 
 from kvtop import formats
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, LinePane, Part, arrange
+from kvtop.widgets.line_pane import LinePane, Part, arrange
 
 MIN_SLIDER_COLUMNS = 10
 
@@ -31,7 +31,7 @@ class PlaybackBar(LinePane):
         """The one line."""
         playhead, palette = self.model.playhead, self.palette
         if playhead is None:
-            return Line(width).strip()
+            return self.line(width).strip()
         state = "▶" if playhead.is_playing else "‖"
         left = (
             (f" {state} ", palette.good if playhead.is_playing else palette.warn),
@@ -50,7 +50,7 @@ class PlaybackBar(LinePane):
             if columns >= MIN_SLIDER_COLUMNS
             else ()
         )
-        return arrange([Part(0, left), Part(1, slider)], [Part(2, right)], width)
+        return arrange([Part(0, left), Part(1, slider)], [Part(2, right)], width, self.base)
 
     def on_click(self, event: events.Click) -> None:
         """Go where the slider was clicked."""

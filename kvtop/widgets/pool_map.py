@@ -15,7 +15,7 @@ from textual.strip import Strip
 from kvtop.map_layout import LIT, Cells, Look, MapLayout, lay_out
 from kvtop.palette import Palette
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, LinePane
+from kvtop.widgets.line_pane import LinePane
 
 GLYPHS = {
     Look.OUTSIDE: " ",
@@ -92,10 +92,6 @@ class PoolMap(LinePane, can_focus=True):
         self._drawn_cursor = self.model.cursor
         self._describe()
 
-    def render_line(self, y: int) -> Strip:
-        """One line of the grid; what it is made of has the background already."""
-        return self.draw_line(y, self.size.width)
-
     def draw_line(self, y: int, width: int) -> Strip:
         """One line of the grid."""
         grid = self.grid
@@ -103,9 +99,12 @@ class PoolMap(LinePane, can_focus=True):
             return self._draw_waiting(y, width)
         row, line_of_row = divmod(y, grid.row_height)
         if line_of_row or row >= grid.rows:
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.base)
         segments = self._draw_row_ids(row) if grid.shows_ids else self._draw_row(row)
-        return Strip(segments).adjust_cell_length(width, self.rich_style)
+        room = width - grid.id_width - grid.columns * grid.cell_width
+        if room > 0:
+            segments.append(Segment(" " * room, self.base))
+        return Strip(segments, width)
 
     def action_move(self, columns: int, rows: int) -> None:
         """Move the block cursor by cells."""
@@ -141,12 +140,11 @@ class PoolMap(LinePane, can_focus=True):
         assert grid is not None, "only a grid is described"
         many = grid.blocks_per_cell > 1
         scale = f"1 cell = {grid.blocks_per_cell} blocks" if many else "1 cell = 1 block"
-        self.border_title = f"1 Map  [$kv-muted]{scale} · by id[/]"
         # The fill level is what a third glyph of the same colour tells.
         legend = LEGEND.format(used="▫▪■" if many else "■", shared="◇◈◆" if many else "◆")
         selected = self.model.selected
         lit = f"  [$kv-lit on $kv-lit-back] ■ [/] {selected.request_id}" if selected is not None else ""
-        self.border_subtitle = legend + lit
+        self.set_titles(f"1 Map  [$kv-muted]{scale} · by id[/]", legend + lit)
 
     def _refresh_rows(self, rows: list[int]) -> None:
         grid = self.grid
@@ -161,13 +159,13 @@ class PoolMap(LinePane, can_focus=True):
         return [self.grid.cell_of(cursor)[0] for cursor in cursors if cursor is not None]
 
     def _draw_waiting(self, y: int, width: int) -> Strip:
-        line = Line(width)
+        line = self.line(width)
         if y == 0:
             no_room = self.model.picture is not None
             line.add(
                 " too small for the map" if no_room else " waiting for the engine's next step …", self.palette.muted
             )
-        return line.strip().apply_style(self.rich_style)
+        return line.strip()
 
     def _draw_row(self, row: int) -> list[Segment]:
         grid = self.grid
@@ -175,20 +173,21 @@ class PoolMap(LinePane, can_focus=True):
         segments: list[Segment] = []
         if grid.id_width:
             first = row * grid.blocks_per_row
-            segments.append(Segment(f"{first:>{grid.id_width - 1}} ", self.rich_style + self.palette.faint))
+            segments.append(Segment(f"{first:>{grid.id_width - 1}} ", self.palette.faint))
         cells = self._cells[row]
-        borders = (np.flatnonzero(cells[1:] != cells[:-1]) + 1).tolist()
+        is_start = np.empty(len(cells), dtype=np.bool_)
+        is_start[0] = True
+        np.not_equal(cells[1:], cells[:-1], out=is_start[1:])
         cursor = self._cursor_column(row)
         if cursor is not None:
-            borders = sorted({*borders, cursor, cursor + 1} - {0, len(cells)})
-        start = 0
-        for end in [*borders, len(cells)]:
-            look = int(cells[start])
-            if start == cursor:
-                segments += self._cursor_segments(look)
-            else:
-                segments += self._run(look, end - start)
-            start = end
+            is_start[cursor : cursor + 2] = True
+        starts = np.flatnonzero(is_start)
+        counts = np.diff(starts, append=len(cells)).tolist()
+        runs = self._runs
+        for key in zip(cells[starts].tolist(), counts, strict=True):
+            segments += runs.get(key) or self._make_run(*key)
+        if cursor is not None:
+            self._mark_cursor(segments, starts.tolist().index(cursor))
         return segments
 
     def _draw_row_ids(self, row: int) -> list[Segment]:
@@ -202,7 +201,7 @@ class PoolMap(LinePane, can_focus=True):
                 break
             label = f"{GLYPHS[Look(look % LIT)]} {row * grid.columns + column:<{grid.cell_width - 4}}"
             style = self.palette.cursor if column == cursor else self._style(look)
-            segments += (Segment(f" {label}", style), Segment(" ", self.rich_style))
+            segments += (Segment(f" {label}", style), Segment(" ", self.base))
         return segments
 
     def _cursor_column(self, row: int) -> int | None:
@@ -211,31 +210,28 @@ class PoolMap(LinePane, can_focus=True):
         cursor_row, column = self.grid.cell_of(self.model.cursor)
         return column if cursor_row == row else None
 
-    def _cursor_segments(self, look: int) -> list[Segment]:
+    def _mark_cursor(self, segments: list[Segment], run: int) -> None:
+        """Redraw the one cell under the cursor, which is a run of its own."""
         grid = self.grid
         assert grid is not None, "the cursor is in a grid"
-        return [
-            Segment(GLYPHS[Look(look % LIT)], self.palette.cursor),
-            Segment(" " * (grid.cell_width - 1), self.rich_style),
-        ]
+        index = run * (2 if grid.cell_width > 1 else 1) + (1 if grid.id_width else 0)
+        segments[index] = Segment(segments[index].text, self.palette.cursor)
 
-    def _run(self, look: int, count: int) -> list[Segment]:
+    def _make_run(self, look: int, count: int) -> list[Segment]:
         """So many equal cells in a row, the gap after them plain; made once for each look and count."""
-        run = self._runs.get((look, count))
-        if run is None:
-            grid = self.grid
-            assert grid is not None, "cells are in a grid"
-            gap = " " * (grid.cell_width - 1)
-            run = [Segment(gap.join(GLYPHS[Look(look % LIT)] * count), self._style(look))]
-            if gap:
-                run.append(Segment(gap, self.rich_style))
-            self._runs[look, count] = run
+        grid = self.grid
+        assert grid is not None, "cells are in a grid"
+        gap = " " * (grid.cell_width - 1)
+        run = [Segment(gap.join(GLYPHS[Look(look % LIT)] * count), self._style(look))]
+        if gap:
+            run.append(Segment(gap, self.base))
+        self._runs[look, count] = run
         return run
 
     def _style(self, look: int) -> Style:
         style = self._styles.get(look)
         if style is None:
-            style = self._styles[look] = self.rich_style + _style_of(look, self.palette)
+            style = self._styles[look] = _style_of(look, self.palette)
         return style
 
 

@@ -48,6 +48,7 @@ class RequestList(ListPane):
 
     HEADER_LINES = 1
     NUMBERED_TITLE = "2 Requests"
+    TAKES_TURNS_WITH = "3 Shared blocks"
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
@@ -100,6 +101,7 @@ class RequestList(ListPane):
     def __init__(self, model: ViewModel, *, id: str = "requests") -> None:
         super().__init__(model, id=id)
         self._rows: list[RequestState] = []
+        self._id_columns = MIN_ID_COLUMNS
 
     @property
     def num_rows(self) -> int:
@@ -109,7 +111,8 @@ class RequestList(ListPane):
     def update_view(self) -> None:
         """Sort the requests, keep the selected one in its place, and draw."""
         self._rows = self.model.sorted_requests()
-        self.border_title = self.title_with("3 Shared blocks")
+        longest = max((len(request.request_id) for request in self._rows), default=0)
+        self._id_columns = min(max(longest, MIN_ID_COLUMNS), MAX_ID_COLUMNS)
         super().update_view()
 
     def action_select(self, count: int) -> None:
@@ -147,7 +150,7 @@ class RequestList(ListPane):
 
     def draw_header(self, width: int) -> Strip:
         """The titles of the columns; an arrow marks the order."""
-        line = Line(width).add(" id", self._title_style(SortKey.ARRIVAL))
+        line = self.line(width).add(" id", self._title_style(SortKey.ARRIVAL))
         for column, start in self._columns(width):
             arrow = "▾" if column.sort_key is self.model.sort_key else ""
             title = column.title + arrow
@@ -160,9 +163,9 @@ class RequestList(ListPane):
         request, palette = self._rows[row], self.palette
         assert self.model.picture is not None, "rows come from a picture"
         is_selected = request.request_id == self.model.selected_id
-        line = Line(width)
+        line = self.line(width)
         line.add("▌" if is_selected else " ", palette.focus)
-        line.add(cut(request.request_id, self._id_columns()), palette.strong if is_selected else palette.text)
+        line.add(cut(request.request_id, self._id_columns), palette.strong if is_selected else palette.text)
         cell = Cell(request, self.model.picture, palette)
         for column, start in self._columns(width):
             line.pad_to(start)
@@ -183,13 +186,9 @@ class RequestList(ListPane):
         self.top = min(self.top, row)
         self.top = max(self.top, row - self.num_visible + 1)
 
-    def _id_columns(self) -> int:
-        longest = max((len(request.request_id) for request in self._rows), default=0)
-        return min(max(longest, MIN_ID_COLUMNS), MAX_ID_COLUMNS)
-
     def _columns(self, width: int) -> list[tuple[Column, int]]:
         """The columns that fit, each with where it starts."""
-        start = self._id_columns() + 2
+        start = self._id_columns + 2
         kept = sorted(_COLUMNS, key=lambda column: column.rank)
         while len(kept) > 1 and start + sum(column.width + 1 for column in kept) > width:
             kept.pop()

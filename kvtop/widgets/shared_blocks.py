@@ -5,7 +5,7 @@ from textual.strip import Strip
 from kvtop import formats
 from kvtop.picture import SharedGroup, runs_of
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, ListPane
+from kvtop.widgets.line_pane import ListPane
 
 
 class SharedBlocks(ListPane):
@@ -13,6 +13,7 @@ class SharedBlocks(ListPane):
 
     HEADER_LINES = 1
     NUMBERED_TITLE = "3 Shared blocks"
+    TAKES_TURNS_WITH = "2 Requests"
 
     def __init__(self, model: ViewModel, *, id: str = "shared") -> None:
         super().__init__(model, id=id)
@@ -26,7 +27,6 @@ class SharedBlocks(ListPane):
     def update_view(self) -> None:
         """Take the groups of the new picture."""
         picture = self.model.picture
-        self.border_title = self.title_with("2 Requests")
         self._groups = picture.shared_groups if picture is not None and self.display else []
         super().update_view()
 
@@ -39,12 +39,12 @@ class SharedBlocks(ListPane):
 
     def draw_header(self, width: int) -> Strip:
         """The titles of the columns."""
-        return Line(width).add("  saves  blocks  owners  block ids", self.palette.muted).strip()
+        return self.line(width).add("  saves  blocks  owners  block ids", self.palette.muted).strip()
 
     def draw_row(self, row: int, width: int) -> Strip:
         """One group."""
         group, palette = self._groups[row], self.palette
-        line = Line(width)
+        line = self.line(width)
         line.add(f" {group.num_saved:>6,}", palette.strong)
         line.add(f" ◆{len(group.block_ids):>6,}", palette.shared)
         line.add(f" × {len(group.owners):>5,}  ", palette.text)

@@ -9,7 +9,7 @@ from kvengine.units import format_bytes
 from kvtop import formats
 from kvtop.picture import Picture
 from kvtop.view_model import Phase, ViewModel
-from kvtop.widgets.line_pane import Line, LinePane, Part, arrange
+from kvtop.widgets.line_pane import LinePane, Part, arrange
 
 BAR_COLUMNS = 24
 
@@ -26,11 +26,11 @@ class StateLine(LinePane):
     def draw_line(self, y: int, width: int) -> Strip:
         """The source, or the figures."""
         if y == 0:
-            return arrange(self._source_parts(), self._freshness_parts(), width)
+            return arrange(self._source_parts(), self._freshness_parts(), width, self.base)
         picture = self.model.picture
         if picture is None:
-            return Line(width).add(" nothing known of the pool yet", self.palette.muted).strip()
-        return arrange([*self._bar_parts(picture), *self._figure_parts(picture)], [], width)
+            return self.line(width).add(" nothing known of the pool yet", self.palette.muted).strip()
+        return arrange([*self._bar_parts(picture), *self._figure_parts(picture)], [], width, self.base)
 
     def _source_parts(self) -> list[Part]:
         model, palette, facts = self.model, self.palette, self.model.facts

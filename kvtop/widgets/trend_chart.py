@@ -13,7 +13,7 @@ from kvtop.palette import Palette
 from kvtop.picture import Picture
 from kvtop.trends import Column, TrendColumns
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, LinePane, Part, arrange
+from kvtop.widgets.line_pane import LinePane, Part, arrange
 
 MIN_CHART_COLUMNS = 24
 MIN_CHART_LINES = 3
@@ -37,6 +37,10 @@ class Chart:
     """The full height stands for 1."""
 
 
+def _whole(value: float) -> str:
+    return formats.count(round(value))
+
+
 CHARTS = (
     Chart(
         "blocks in use",
@@ -52,7 +56,7 @@ CHARTS = (
         "wait",
         lambda trend: trend.waiting,
         lambda picture, _: formats.count(picture.totals.waiting),
-        formats.rate,
+        _whole,
         lambda palette: palette.warn,
     ),
     Chart(
@@ -60,7 +64,7 @@ CHARTS = (
         "pre",
         lambda trend: trend.preemptions,
         lambda picture, _: formats.count(picture.counters.preemptions),
-        formats.rate,
+        _whole,
         lambda palette: palette.bad,
     ),
     Chart(
@@ -76,7 +80,7 @@ CHARTS = (
         "run",
         lambda trend: trend.running,
         lambda picture, _: formats.count(picture.totals.running),
-        formats.rate,
+        _whole,
         lambda palette: palette.good,
     ),
     Chart(
@@ -105,7 +109,7 @@ class TrendChart(LinePane, can_focus=True):
         self._trend_columns = 0
         span_s = self.model.trends.span_s()
         num_steps = len(self.model.trends)
-        self.border_subtitle = f"{num_steps:,} samples over {formats.seconds(span_s)}" if span_s else ""
+        self.set_titles("4 Trend", f"{num_steps:,} samples over {formats.seconds(span_s)}" if span_s else "")
         self.refresh()
 
     def draw_line(self, y: int, width: int) -> Strip:
@@ -116,18 +120,18 @@ class TrendChart(LinePane, can_focus=True):
         picture = self.model.picture
         trend = self._columns(SPARK_COLUMNS if height < MIN_CHART_LINES else chart_width)
         if picture is None or trend is None:
-            line = Line(width)
+            line = self.line(width)
             return (line.add(" a trend needs two steps", self.palette.muted) if y == 0 else line).strip()
         if height < MIN_CHART_LINES:
-            return self._draw_sparks(picture, trend, width) if y == 0 else Strip.blank(width)
+            return self._draw_sparks(picture, trend, width) if y == 0 else Strip.blank(width, self.base)
         lines_each = height // num_lines
         row, line_of_chart = divmod(y, lines_each)
         charts = CHARTS[row * per_line : (row + 1) * per_line] if row < num_lines else ()
-        segments: list[Segment] = [Segment(" ")]
+        segments: list[Segment] = [Segment(" ", self.base)]
         for index, chart in enumerate(charts):
-            segments.append(Segment(" " * GAP if index else ""))
+            segments.append(Segment(" " * GAP if index else "", self.base))
             segments += self._draw_chart(chart, picture, trend, line_of_chart, lines_each, chart_width)
-        return Strip([segment for segment in segments if segment.text]).adjust_cell_length(width)
+        return Strip([segment for segment in segments if segment.text]).adjust_cell_length(width, self.base)
 
     def _columns(self, columns: int) -> TrendColumns | None:
         """The trend in so many columns, worked out once for each picture."""
@@ -156,7 +160,7 @@ class TrendChart(LinePane, can_focus=True):
         num_rows = height - 2 if height > MIN_CHART_LINES else height - 1
         from_bottom = num_rows - y
         if from_bottom < 0:
-            return [Segment(" " * width)]
+            return [Segment(" " * width, self.base)]
         return self._draw_levels(values, trend.now, top, from_bottom, num_rows, width, chart.style(self.palette))
 
     def _draw_title(
@@ -167,7 +171,7 @@ class TrendChart(LinePane, can_focus=True):
         parts = [Part(1, ((chart.title, palette.muted),)), Part(0, ((f" {figure}", palette.strong),))]
         scale = MISSING if largest is None else chart.scale(largest)
         right = [Part(2, ((f" max {scale}", palette.faint),))]
-        return list(arrange(parts, right, width))
+        return list(arrange(parts, right, width, self.base))
 
     def _draw_levels(
         self, values: list[Column], now: int, top: float, from_bottom: int, num_rows: int, width: int, style: Style
@@ -179,7 +183,7 @@ class TrendChart(LinePane, can_focus=True):
         segments.append(Segment(texts[now], palette.strong))
         if texts[now + 1 :]:
             segments.append(Segment("".join(texts[now + 1 :]), palette.faint))
-        segments.append(Segment(" " * (width - len(texts))))
+        segments.append(Segment(" " * (width - len(texts)), self.base))
         return segments
 
     def _draw_sparks(self, picture: Picture, trend: TrendColumns, width: int) -> Strip:
@@ -199,7 +203,7 @@ class TrendChart(LinePane, can_focus=True):
                     ),
                 )
             )
-        return arrange(parts, [], width)
+        return arrange(parts, [], width, self.base)
 
 
 def _level(value: Column, top: float, from_bottom: int, num_rows: int) -> str:
