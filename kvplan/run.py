@@ -215,8 +215,19 @@ def simulate(prepared: PreparedPoint, requests: Sequence[RequestSpec], *, record
         publisher = TelemetryPublisher.open(facts, clock=clock, socket=False, recording=recording)
     engine = Engine(config, SyntheticRunner(), clock=clock, publisher=publisher)
     with _closing(engine):
+        _refuse_misfits(engine, requests)
         drive(engine, requests)
     return _figures(engine)
+
+
+def _refuse_misfits(engine: Engine, requests: Sequence[RequestSpec]) -> None:
+    """Before anything runs, say what the largest request needs if the pool cannot hold it."""
+    longest = max(requests, key=lambda request: len(request.prompt_token_ids) + request.max_tokens)
+    longest_prompt = max(requests, key=lambda request: len(request.prompt_token_ids))
+    for request in (longest, longest_prompt):
+        misfit = engine.never_fits(request.build())
+        if misfit is not None:
+            raise misfit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

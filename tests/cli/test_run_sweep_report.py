@@ -120,10 +120,10 @@ def test_values_can_be_set_on_the_command_line(kvplan: Callable[..., Done]) -> N
 def test_a_pool_too_small_for_one_request_is_a_verdict(kvplan: Callable[..., Done]) -> None:
     done = kvplan("run", "r.yaml", "--set", "num_blocks=3")
 
-    # The first request that arrives has 20 + 9 prompt and 6 output tokens, of which 34 need slots.
+    # The largest of these random requests has 41 prompt and 20 output tokens, of which 60 need slots.
     text = " ".join(done.stdout.split())
     assert done.code == 1
-    assert "does not fit: request 'random-1' needs 5 blocks of 8 for 35 tokens, and the pool has 2 (give it" in text
+    assert "does not fit: request 'random-7' needs 8 blocks of 8 for 61 tokens, and the pool has 2 (give it" in text
 
 
 def test_a_sweep_with_a_point_that_does_not_fit_exits_1_and_keeps_the_others(kvplan: Callable[..., Done]) -> None:
