@@ -10,7 +10,8 @@ STAMP := $(VENV)/.installed
 .PHONY: run test check bench fix format-check lint types layers generated clean
 
 run: $(STAMP)
-	@$(BIN)/kvplan budget smollm2-135m --available-kv 64MiB --max-model-len 1024
+	@$(BIN)/kvplan budget smollm2-135m --available-kv 44MiB --kv-cache-dtype float32 --max-model-len 512 \
+		--prompt-tokens 434 --output-tokens 30 --shared-prefix 410 --block-sizes 8,16,32,64
 	@$(BIN)/kvplan sweep profiles/sweeps/block-size.yaml
 
 test: $(STAMP)
