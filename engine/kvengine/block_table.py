@@ -7,10 +7,9 @@ slot              28 . . 31 8 . 10      slot = block_id * block_size + offset
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kvengine.block_pool import BlockId
 
@@ -42,7 +41,7 @@ def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:
 
 
 def slot_mapping(
-    tables: Sequence[Sequence[int]], starts: Sequence[int], counts: Sequence[int], block_size: int
+    tables: Sequence[Sequence[int]], starts: ArrayLike, counts: ArrayLike, block_size: int
 ) -> NDArray[np.int64]:
     """The cache slots of a batch: tokens `starts[i] .. starts[i] + counts[i] - 1` of each table, packed in order.
 
@@ -53,23 +52,26 @@ def slot_mapping(
         block_size: Tokens per block.
 
     Returns:
-        [sum(counts)], int64.
+        [sum(counts)], int64: a slot passes 2**31 at 134 M blocks of 16.
     """
-    # Only the blocks that this batch touches are read: a decode reads one id, however long its table is.
-    spans = [
-        table[start // block_size : (start + count - 1) // block_size + 1]
-        for table, start, count in zip(tables, starts, counts, strict=True)
-    ]
-    touched = np.fromiter(chain.from_iterable(spans), dtype=np.int64)
-    count_of = np.asarray(counts, dtype=np.int64)
     first_position = np.asarray(starts, dtype=np.int64)
-    first_block = _offsets(np.fromiter(map(len, spans), dtype=np.int64, count=len(spans)))
-    # Counted from the first position of the first touched block, so that blocks and offsets fall out of one division.
-    shift = first_block * block_size + first_position % block_size - _offsets(count_of)
-    place = np.arange(int(count_of.sum()), dtype=np.int64) + np.repeat(shift, count_of)
-    return touched[place // block_size] * block_size + place % block_size
+    count_of = np.asarray(counts, dtype=np.int64)
+    first_block = first_position // block_size
+    last_block = (first_position + count_of - 1) // block_size
+    # Only the blocks that this batch touches are read: a decode reads one id, however long its table is.
+    touched: list[int] = []
+    for table, first, last in zip(tables, first_block.tolist(), last_block.tolist(), strict=True):
+        if first == last:
+            touched.append(table[first])
+        else:
+            touched += table[first : last + 1]
+    # Places in the touched blocks, laid end to end, so that block and offset fall out of one division.
+    offset = _packed_offsets(last_block - first_block + 1) * block_size + first_position % block_size
+    place = np.arange(int(count_of.sum()), dtype=np.int64)
+    place += np.repeat(offset - _packed_offsets(count_of), count_of)
+    return np.array(touched, dtype=np.int64)[place // block_size] * block_size + place % block_size
 
 
-def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _packed_offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each part starts when parts of these lengths are packed: [3, 1, 2] gives [0, 3, 4]."""
     return np.cumsum(lengths) - lengths

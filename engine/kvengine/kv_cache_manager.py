@@ -1,12 +1,20 @@
 """Each request's blocks: prefix hits, slots for new tokens, what enters the prefix cache, and giving it all back."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from kvengine.block_pool import BlockId, BlockPool
 from kvengine.block_table import BlockTable
 from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache
 from kvengine.request import Request, RequestId
 from kvengine.units import cdiv
+
+
+class PrefixHit(NamedTuple):
+    """What of a request's tokens is in the cache already."""
+
+    block_ids: list[BlockId]
+    num_tokens: int
 
 
 class KVCacheManager:
@@ -55,19 +63,20 @@ class KVCacheManager:
         """Blocks that hold this many tokens."""
         return cdiv(num_tokens, self._block_size)
 
-    def find_prefix(self, request: Request) -> list[BlockId]:
+    def find_prefix(self, request: Request) -> PrefixHit:
         """The cached blocks a request could start from; nothing is taken.
 
         The last known token is never among them: its output is what the next step is for, so a fully cached prompt
         of whole blocks leaves its last block to be computed again.
         """
         if not self._caching:
-            return []
+            return PrefixHit([], 0)
         limit = (request.num_tokens - 1) // self._block_size
-        return self._cache.find_prefix(self._hashes(request, limit), limit)
+        block_ids = self._cache.find_prefix(self._hashes(request, limit), limit)
+        return PrefixHit(block_ids, len(block_ids) * self._block_size)
 
     def try_admit(
-        self, request: Request, hit: Sequence[BlockId], num_tokens: int, *, gate_tokens: int = 0, spare_blocks: int = 0
+        self, request: Request, hit: PrefixHit, num_tokens: int, *, gate_tokens: int = 0, spare_blocks: int = 0
     ) -> list[BlockId] | None:
         """Give a request its prefix hit and slots for its first `num_tokens` tokens.
 
@@ -82,17 +91,17 @@ class KVCacheManager:
             The blocks newly taken, hits not included; None, and nothing taken, if they are not there.
         """
         pool = self._pool
-        num_new = self.blocks_for(num_tokens) - len(hit)
-        num_gated = max(num_new, self.blocks_for(gate_tokens) - len(hit))
+        num_new = self.blocks_for(num_tokens) - len(hit.block_ids)
+        num_gated = max(num_new, self.blocks_for(gate_tokens) - len(hit.block_ids))
         # Hit blocks that nobody owns now leave the free blocks too.
-        if num_gated + pool.num_free_among(hit) + spare_blocks > pool.num_free:
+        if num_gated + pool.num_free_among(hit.block_ids) + spare_blocks > pool.num_free:
             return None
-        pool.share(hit)
+        pool.share(hit.block_ids)
         new_blocks = pool.try_allocate(num_new)
         assert new_blocks is not None, f"{num_new} blocks were counted as free and are not there"
         table = self._tables[request.request_id] = BlockTable()
-        table.block_ids = [*hit, *new_blocks]
-        table.num_cached_blocks = len(hit)
+        table.block_ids = [*hit.block_ids, *new_blocks]
+        table.num_cached_blocks = len(hit.block_ids)
         self._settle(request, table, num_tokens)
         return new_blocks
 

@@ -1,6 +1,9 @@
-from kvengine.kv_cache_manager import KVCacheManager
+from kvengine.block_pool import BlockId
+from kvengine.kv_cache_manager import KVCacheManager, PrefixHit
 from kvengine.request import Request, RequestId
 from tests.builders import a_request
+
+NO_HIT = PrefixHit([], 0)
 
 
 def a_manager(*, num_blocks: int = 9, caching: bool = True) -> KVCacheManager:
@@ -12,20 +15,20 @@ def admit(manager: KVCacheManager, request: Request) -> int:
     hit = manager.find_prefix(request)
     assert manager.try_admit(request, hit, request.num_tokens) is not None
     request.num_computed_tokens = request.num_tokens
-    return len(hit) * 4
+    return hit.num_tokens
 
 
 def test_a_request_gets_a_block_for_every_begun_block_of_tokens() -> None:
     manager = a_manager()
     request = a_request(prompt="abcdefghi")  # 9 tokens: 3 blocks of 4
-    assert manager.try_admit(request, [], 9) == [1, 2, 3]
+    assert manager.try_admit(request, NO_HIT, 9) == [1, 2, 3]
     assert manager.block_ids(request.request_id) == [1, 2, 3]
 
 
 def test_a_table_grows_only_when_a_token_does_not_fit() -> None:
     manager = a_manager()
     request = a_request(prompt="abcdefg")
-    manager.try_admit(request, [], 7)
+    manager.try_admit(request, NO_HIT, 7)
     assert list(manager.try_extend(request, 8) or ()) == []
     request.append_output(1)
     request.append_output(2)
@@ -84,7 +87,7 @@ def test_hit_blocks_that_nobody_owns_count_as_needed() -> None:
     manager.free(first, 8)
     second = a_request("second", prompt="abcdefghijkl")
     hit = manager.find_prefix(second)
-    assert hit == [1, 2]
+    assert hit == PrefixHit([BlockId(1), BlockId(2)], 8)
     assert manager.try_admit(second, hit, 12, spare_blocks=1) is None
     assert manager.try_admit(second, hit, 12) == [3]
 
@@ -105,17 +108,17 @@ def test_a_refused_admission_changes_nothing() -> None:
 def test_the_gate_asks_for_room_that_is_not_set_aside() -> None:
     manager = a_manager(num_blocks=4)
     request = a_request(prompt="abcdefghijklm")  # 13 tokens: 4 blocks, of which 3 are there
-    assert manager.try_admit(request, [], 4, gate_tokens=13) is None
-    assert manager.try_admit(request, [], 4, gate_tokens=12) == [1]
+    assert manager.try_admit(request, NO_HIT, 4, gate_tokens=13) is None
+    assert manager.try_admit(request, NO_HIT, 4, gate_tokens=12) == [1]
     assert manager.pool.num_free == 2
 
 
 def test_blocks_that_were_never_computed_leave_the_cache_with_their_request() -> None:
     manager = a_manager()
     request = a_request("victim", prompt="abcdefghijkl")
-    manager.try_admit(request, [], 12)
+    manager.try_admit(request, NO_HIT, 12)
     manager.free(request, 7)  # of 3 full blocks only the first was written whole
-    assert manager.find_prefix(a_request("later", prompt="abcdefghijklm")) == [1]
+    assert manager.find_prefix(a_request("later", prompt="abcdefghijklm")).block_ids == [1]
     assert manager.pool.free_blocks()[:2] == [3, 2]
     manager.check_invariants()
 
@@ -126,5 +129,5 @@ def test_an_evicted_block_is_no_longer_found() -> None:
     admit(manager, first)
     manager.free(first, 8)
     admit(manager, a_request("second", prompt="wxyz"))  # takes block 2, the end of the first prefix
-    assert manager.find_prefix(a_request("third", prompt="abcdefghi")) == [1]
+    assert manager.find_prefix(a_request("third", prompt="abcdefghi")).block_ids == [1]
     manager.check_invariants()

@@ -1,0 +1,96 @@
+"""What can never work: limits out of range, and requests that could not be finished even alone."""
+
+from kvengine.config import EngineConfig
+from kvengine.errors import CapacityError, ConfigError
+from kvengine.request import Request
+from kvengine.units import cdiv
+
+
+def check_config(config: EngineConfig) -> None:
+    """Refuse limits that no step could be planned with.
+
+    Raises:
+        ConfigError: A limit is out of range; the message names it.
+    """
+    limits = config.scheduler
+    lowest = (
+        ("num_blocks", config.num_blocks, 2),
+        ("block_size", config.block_size, 1),
+        ("max_num_seqs", limits.max_num_seqs, 1),
+        ("max_num_batched_tokens", limits.max_num_batched_tokens, 1),
+        ("max_model_len", limits.max_model_len, 2),
+        ("long_prefill_token_threshold", limits.long_prefill_token_threshold, 0),
+    )
+    for name, value, minimum in lowest:
+        if value < minimum:
+            raise ConfigError(f"{name}: expected at least {minimum}, got {value}")
+    if not 0 <= limits.watermark < 1:
+        raise ConfigError(f"watermark: expected a fraction from 0 up to 1, got {limits.watermark}")
+
+
+def check_request(request: Request, config: EngineConfig) -> None:
+    """Refuse a request that no scheduler could take in.
+
+    Raises:
+        ConfigError: It has no prompt, or asks for no output.
+        CapacityError: Its prompt leaves no room for output within `max_model_len`.
+    """
+    num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
+    if num_prompt < 1 or max_tokens < 1:
+        raise ConfigError(
+            f"request {request.request_id!r}: expected at least 1 prompt token and max_tokens >= 1, "
+            f"got {num_prompt} and {max_tokens}"
+        )
+    too_long = _leaves_no_room_for_output(request, config)
+    if too_long is not None:
+        raise too_long
+
+
+def never_fits(request: Request, config: EngineConfig) -> CapacityError | None:
+    """Why a request could never be finished, even alone in an empty pool; None if it could."""
+    return (
+        _leaves_no_room_for_output(request, config)
+        or _needs_more_blocks_than_there_are(request, config)
+        or _needs_more_than_a_step(request, config)
+    )
+
+
+def max_num_tokens(request: Request, config: EngineConfig) -> int:
+    """Prompt and output tokens at which a request ends at the latest."""
+    return min(request.num_prompt_tokens + request.sampling.max_tokens, config.scheduler.max_model_len)
+
+
+def _leaves_no_room_for_output(request: Request, config: EngineConfig) -> CapacityError | None:
+    num_prompt, max_model_len = request.num_prompt_tokens, config.scheduler.max_model_len
+    if num_prompt < max_model_len:
+        return None
+    return CapacityError(
+        f"request {request.request_id!r}: a prompt of {num_prompt} tokens leaves no room for output "
+        f"within max_model_len {max_model_len}",
+        hint=f"set max_model_len to {num_prompt + 1} or more, or shorten the prompt",
+    )
+
+
+def _needs_more_blocks_than_there_are(request: Request, config: EngineConfig) -> CapacityError | None:
+    num_tokens = max_num_tokens(request, config)
+    # The last token is sampled and never computed.
+    needed = cdiv(num_tokens - 1, config.block_size)
+    usable = config.num_blocks - 1
+    if needed <= usable:
+        return None
+    return CapacityError(
+        f"request {request.request_id!r} needs {needed} blocks of {config.block_size} for {num_tokens} tokens, "
+        f"and the pool has {usable}",
+        hint=f"give it at least {needed + 1} blocks, or lower max_tokens or max_model_len",
+    )
+
+
+def _needs_more_than_a_step(request: Request, config: EngineConfig) -> CapacityError | None:
+    num_prompt, budget = request.num_prompt_tokens, config.scheduler.max_num_batched_tokens
+    if config.scheduler.enable_chunked_prefill or num_prompt <= budget:
+        return None
+    return CapacityError(
+        f"request {request.request_id!r} has a prompt of {num_prompt} tokens, a step takes {budget}, "
+        "and chunked prefill is off",
+        hint=f"turn chunked prefill on, or set max_num_batched_tokens to {num_prompt} or more",
+    )
