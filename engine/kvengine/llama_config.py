@@ -20,6 +20,10 @@ from kvengine.spec import KVCacheSpec, KVDtype
 SUPPORTED_MODEL_TYPES = ("llama", "mistral")
 SUPPORTED_GGUF_ARCHITECTURES = ("llama",)
 
+_MAX_WHOLE = 2**40
+"""Above any real size, and far below what overflows a tensor's shape or a float."""
+_MAX_NUMBER = 1e30
+
 
 class RopeKind(StrEnum):
     """How rotary frequencies are scaled for long contexts."""
@@ -140,17 +144,19 @@ class _Fields:
     def whole(self, key: str, *, minimum: int = 1) -> int:
         value = int(self._required(key, int, "a whole number"))
         if value < minimum:
-            raise self.error(key, f"expected a whole number >= {minimum}, got {value}")
+            raise self.error(key, f"expected a whole number >= {minimum}, got {reprlib.repr(value)}")
+        if value > _MAX_WHOLE:
+            raise self.error(key, f"expected a whole number <= {_MAX_WHOLE}, got {reprlib.repr(value)}")
         return value
 
     def whole_or_none(self, key: str, *, minimum: int = 1) -> int | None:
         return None if self.get(key) is None else self.whole(key, minimum=minimum)
 
     def number(self, key: str) -> float:
-        value = float(self._required(key, (int, float), "a number"))
-        if not (math.isfinite(value) and value > 0):
-            raise self.error(key, f"expected a finite number > 0, got {value}")
-        return value
+        value = self._required(key, (int, float), "a number")
+        if not 0 < value < math.inf or value > _MAX_NUMBER:
+            raise self.error(key, f"expected a finite number > 0, got {reprlib.repr(value)}")
+        return float(value)
 
     def number_or(self, key: str, default: float) -> float:
         return default if self.get(key) is None else self.number(key)
@@ -228,7 +234,7 @@ def _read_object(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"broken JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, a number of 5,000 digits, or 100,000 brackets
         raise ConfigError(f"not readable as JSON: {type(error).__name__}", where=str(path)) from None
     if not isinstance(value, dict):
         raise ConfigError(f"expected a JSON object, got {type(value).__name__}", where=str(path))

@@ -120,6 +120,12 @@ def test_every_spelling_of_rotary_scaling_is_read(keys: dict[str, Any], rope: Ro
         ({"num_hidden_layers": None}, "num_hidden_layers: missing; expected a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number >= 1, got 0"),
         ({"hidden_size": -2048}, "hidden_size: expected a whole number >= 1, got -2048"),
+        ({"hidden_size": 2**41}, "hidden_size: expected a whole number <= 1099511627776, got 2199023255552"),
+        (
+            {"rms_norm_eps": 10**400},
+            "rms_norm_eps: expected a finite number > 0, got 100000000000000000...0000000000000000000",
+        ),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a finite number > 0, got nan"),
         ({"vocab_size": "many"}, "vocab_size: expected a whole number, got 'many'"),
         ({"vocab_size": True}, "vocab_size: expected a whole number, got True"),
         ({"num_attention_heads": 32.0}, "num_attention_heads: expected a whole number, got 32.0"),
@@ -165,6 +171,7 @@ def test_each_impossible_field_is_refused_with_file_and_key(
         ("[1, 2]", "expected a JSON object, got list"),
         ("", "config.json:1: broken JSON"),
         ("[" * 100_000, "not readable as JSON"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "not readable as JSON"),
     ],
 )
 def test_a_broken_config_file_is_one_clear_line(text: str, message: str, tmp_path: Path) -> None:
