@@ -1,6 +1,6 @@
 """The files of SGLang's answers, read as they are: operations, memory cases, scheduler decisions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,33 @@ from tests.oracle.outcome import OracleInputError
 
 Operation = dict[str, Any]
 """One operation of a scenario: `op` and what it takes."""
+
+
+_OPERATIONS: dict[str, tuple[str, ...]] = {
+    "alloc": ("n", "as"),
+    "extend": ("items",),
+    "decode": ("regs",),
+    "free": ("reg",),
+    "free_segment": ("reg",),
+    "free_group_begin": (),
+    "free_group_end": (),
+    "sort_free": (),
+    "total": (),
+    "match": ("tokens",),
+    "insert": ("tokens", "reg"),
+    "lock": ("node", "as"),
+    "unlock": ("lock",),
+    "evict": ("n",),
+    "evict_for": ("n",),
+    "req_start": ("id",),
+    "req_extend": ("ids", "upto"),
+    "req_decode": ("ids", "out"),
+    "req_checkpoint": ("id",),
+    "req_finish": ("id",),
+    "req_abort": ("id",),
+    "req_retract": ("id", "remaining"),
+}
+"""What each operation must name; a first `req_start` names its prompt too."""
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,13 +109,32 @@ def load(path: Path) -> MemoryCase | Decisions:
     """
     try:
         raw = msgspec.json.decode(path.read_bytes())
-        if isinstance(raw, dict) and "cases" in raw:
-            return msgspec.convert(raw, Decisions)
-        return msgspec.convert(raw, MemoryCase)
+        is_decisions = isinstance(raw, dict) and "cases" in raw
+        case = msgspec.convert(raw, Decisions) if is_decisions else msgspec.convert(raw, MemoryCase)
     except OSError as error:
         raise OracleInputError(f"{path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise OracleInputError(f"{path}: {error}") from error
+    for name, operations in _operation_lists(case):
+        _check_operations(f"{path}: {name}", operations)
+    return case
+
+
+def _operation_lists(case: MemoryCase | Decisions) -> Iterator[tuple[str, list[Operation]]]:
+    if isinstance(case, MemoryCase):
+        yield "ops", case.scenario.ops
+    else:
+        yield from ((f"{decision.name} setup", decision.setup) for decision in case.cases)
+
+
+def _check_operations(where: str, operations: list[Operation]) -> None:
+    for index, operation in enumerate(operations):
+        name = operation.get("op")
+        if name not in _OPERATIONS:
+            raise OracleInputError(f"{where}[{index}]: unknown op {name!r}; known: {', '.join(_OPERATIONS)}")
+        missing = [key for key in _OPERATIONS[name] if key not in operation]
+        if missing:
+            raise OracleInputError(f"{where}[{index}]: op {name!r} lacks {', '.join(missing)}")
 
 
 def tokens_of(given: Mapping[str, Any] | Sequence[int]) -> list[int]:

@@ -118,7 +118,7 @@ class PrefillAdmission:
     def _shape(self, request: Request, hit: Hit) -> AdmittedPrefill | Verdict:
         """The candidate's part of the prefill, or why it has none."""
         num_new = request.num_tokens - hit.num_tokens
-        outputs_left = min(max(request.sampling.max_tokens - request.num_output_tokens, 0), MAX_RESERVED_OUTPUT)
+        outputs_left = min(max(request.max_num_tokens - request.num_tokens, 0), MAX_RESERVED_OUTPUT)
         if num_new + outputs_left + self._page_size >= self.remaining_total:
             return Verdict.NO_TOKEN
         num_paged = round_up(num_new, self._page_size)
@@ -135,7 +135,8 @@ class PrefillAdmission:
     def _take(self, part: AdmittedPrefill) -> None:
         """Charge an admitted part to all accounts; while a prompt is not through, no output is set aside for it."""
         num_paged = round_up(part.num_new, self._page_size)
-        output = 0 if part.is_chunked else min(part.request.sampling.max_tokens, MAX_RESERVED_OUTPUT)
+        max_output = part.request.max_num_tokens - part.request.num_prompt_tokens
+        output = 0 if part.is_chunked else min(max_output, MAX_RESERVED_OUTPUT)
         self._reserved_now += num_paged + self._page_size
         self._reserved_total += num_paged + self._page_size + output
         self._prefill_left -= num_paged
@@ -149,5 +150,5 @@ class PrefillAdmission:
 
 def _expected_output(request: Request, ratio: float) -> float:
     """Tokens that a running request is expected to produce; one that nothing but its length ends produces all."""
-    left = min(request.sampling.max_tokens - request.num_output_tokens, MAX_RESERVED_OUTPUT)
+    left = min(request.max_num_tokens - request.num_tokens, MAX_RESERVED_OUTPUT)
     return left * ratio if request.sampling.stop_token_ids else left

@@ -71,7 +71,7 @@ class RadixCache:
         self.tree = RadixTree(page_size, policy)
         self.rows = RequestRows(max_requests, max_num_tokens)
         self._page_size = page_size
-        self._on_evict = on_evict
+        self.on_evict = on_evict
         self._live: dict[RequestId, RequestKV] = {}
         self._keys: dict[RequestId, GrowingKey] = {}
 
@@ -233,8 +233,8 @@ class RadixCache:
         free = self.pool.free_stretch
         for node in evicted:
             free(node.slots)
-        if evicted and self._on_evict is not None:
-            self._on_evict(evicted)
+        if evicted and self.on_evict is not None:
+            self.on_evict(evicted)
         return sum(node.num_tokens for node in evicted)
 
     def _whole_pages(self, num_tokens: int) -> int:

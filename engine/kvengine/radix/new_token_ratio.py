@@ -45,6 +45,6 @@ def ratio_after_retraction(kept: Iterable[Request]) -> float:
     for request in kept:
         num_kept += 1
         num_outputs += request.num_output_tokens
-        max_outputs += request.sampling.max_tokens
+        max_outputs += request.max_num_tokens - request.num_prompt_tokens
     # One more than asked for: there may be nobody left.
     return min(1.0, (num_outputs + RETRACT_STEPS * num_kept) / (max_outputs + 1))

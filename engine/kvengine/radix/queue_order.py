@@ -22,7 +22,7 @@ class QueueOrder(StrEnum):
     """Down the radix tree, the subtree with the most waiting requests first."""
 
 
-LPM_MAX_WAITING = 128
+MAX_MATCHED = 128
 """With more waiting requests than this, lpm is fcfs: matching all of them would cost more than it brings."""
 
 IN_BATCH_MAX_CACHED = 32
@@ -32,6 +32,20 @@ IN_BATCH_MIN_SHARED = 32
 """Tokens shared with an earlier waiting request from which on a request steps back, to hit what that one caches."""
 
 
+def keeps_queue_order(order: QueueOrder, num_waiting: int) -> bool:
+    """Whether the queue is left as it is, without a look at the cache."""
+    return order is QueueOrder.FCFS or (order is QueueOrder.LPM and num_waiting > MAX_MATCHED)
+
+
+def refresh_prefixes(waiting: Sequence[Request], cache: RadixCache) -> None:
+    """Count the cached prefixes of the first waiting requests as used, so that they last until it is their turn.
+
+    The head of the queue comes last: of what they need, it is what an eviction by age takes last.
+    """
+    for request in reversed(waiting[:MAX_MATCHED]):
+        cache.find(request, request.num_tokens)
+
+
 def ordered(waiting: Sequence[Request], order: QueueOrder, cache: RadixCache) -> list[Request]:
     """The waiting requests, the first to be admitted first.
 
@@ -39,10 +53,10 @@ def ordered(waiting: Sequence[Request], order: QueueOrder, cache: RadixCache) ->
 
     Args:
         waiting: In order of arrival.
-        order: How to sort them; `lpm` only up to `LPM_MAX_WAITING`.
+        order: How to sort them; `lpm` only up to `MAX_MATCHED` of them.
         cache: Where prefixes are looked for.
     """
-    if order is QueueOrder.FCFS or (order is QueueOrder.LPM and len(waiting) > LPM_MAX_WAITING):
+    if keeps_queue_order(order, len(waiting)):
         return list(waiting)
     hits = [cache.find(request, request.num_tokens) for request in waiting]
     if order is QueueOrder.DFS_WEIGHT:
