@@ -85,6 +85,11 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return _stop_writing()
+    except SystemExit as leaving:
+        # typer leaves by itself when it sees a broken pipe first.
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return _stop_writing()
+        raise
     except Exception:  # noqa: BLE001
         import traceback
 
@@ -123,5 +128,5 @@ def _explain_usage(error: Any) -> int:
 
 def _stop_writing() -> int:
     """Leave quietly when the reader of a pipe has gone; the interpreter must not flush into it again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     return EXIT_BROKEN_PIPE

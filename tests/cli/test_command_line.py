@@ -1,0 +1,142 @@
+"""`kvplan` itself: help, usage, exit codes, pipes and interruptions."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvengine.errors import CapacityError, ConfigError, DeviceError, KVError, TelemetryError
+from tests.support import run_kvplan
+
+KVPLAN = [sys.executable, "-c", "from kvplan.cli.main import run; run()"]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run_kvplan(capsys, "--help")
+
+    assert (done.code, done.stderr) == (0, "")
+    for command in ("budget", "run", "sweep", "report", "profiles", "doctor"):
+        assert f" {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", ["budget", "run", "sweep", "report", "profiles", "doctor"])
+def test_every_command_has_a_help_page(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    done = run_kvplan(capsys, command, "--help")
+
+    assert (done.code, done.stderr) == (0, "")
+    assert f"Usage: kvplan {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["bugdet"], "No such command 'bugdet'. Did you mean 'budget'?"),
+        (["--verbose"], "No such option: --verbose"),
+        (["doctor", "extra"], "Got unexpected extra argument"),
+        (["profiles", "lst"], "No such command 'lst'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    done = run_kvplan(capsys, *words)
+
+    assert (done.code, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert message in error
+    assert hint.endswith("--help")
+
+
+def test_no_command_shows_the_help_page(capsys: pytest.CaptureFixture[str]) -> None:
+    done = run_kvplan(capsys)
+
+    assert done.code == 2
+    assert "budget" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("wrong\nvalue", hint="try\nthis", where="f.yaml"), 2),
+        (DeviceError("no driver", hint="a card"), 3),
+        (CapacityError("too small"), 1),
+        (TelemetryError("unknown version"), 2),
+    ],
+)
+def test_an_error_on_purpose_is_a_line_a_hint_and_its_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: KVError, code: int
+) -> None:
+    fail_with(monkeypatch, error)
+    done = run_kvplan(capsys, "doctor")
+
+    assert done.code == code
+    lines = done.stderr.splitlines()
+    assert lines[0] == "error: " + str(error).replace("\n", " ")
+    assert lines[1:] == (["hint: " + error.hint.replace("\n", " ")] if error.hint else [])
+
+
+def test_a_bug_keeps_its_traceback_and_exits_70(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(monkeypatch, ZeroDivisionError("a bug"))
+    done = run_kvplan(capsys, "doctor")
+
+    assert done.code == 70
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ZeroDivisionError: a bug\n")
+
+
+def test_an_interruption_exits_130_without_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_with(monkeypatch, KeyboardInterrupt())
+
+    assert run_kvplan(capsys, "doctor").code == 130
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Make `kvplan doctor` end in an error."""
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("kvplan.doctor.examine", fail)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_early_is_no_error(unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [*KVPLAN, "profiles", "list", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, stderr = process.communicate(timeout=60)
+
+    assert stderr == b""
+    assert process.returncode == 141
+
+
+def test_a_command_in_a_process_of_its_own_keeps_stdout_for_the_result(tmp_path: Path) -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    command = [*KVPLAN, "budget", "llama-3.1-8b", "--available-kv", "1GiB", "--max-model-len", "999999", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["verdict"] == "does_not_fit"
+    assert done.stderr.startswith("note: --max-model-len 999999 is beyond the model's own limit of 131,072")
+
+
+def test_a_budget_of_text_options_loads_neither_pydantic_nor_torch() -> None:
+    code = (
+        "import sys; from kvplan.cli.main import main; "
+        "code = main(['budget', 'llama-3.1-8b', '--available-kv', '20GiB', '--tp', '2', '--json']); "
+        "heavy = {'pydantic', 'torch', 'rich', 'pynvml', 'numpy'}; "
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stderr == "[]\n"

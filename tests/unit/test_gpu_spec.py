@@ -1,0 +1,67 @@
+"""Cards from profiles, and from a size."""
+
+from pathlib import Path
+
+import pytest
+
+from kvengine.errors import ConfigError
+from kvplan.estimate import Evidence, sure
+from kvplan.gpu_spec import UNKNOWN_RESERVE, gpu_of_size, load_gpu, load_gpu_profile
+from kvplan.profiles import Profile, find_profiles
+
+MIB = 2**20
+
+
+def test_two_totals_give_what_the_driver_keeps() -> None:
+    # nvidia-smi prints 81,559 MiB, a process sees 81,089.
+    gpu = load_gpu("h100-sxm")
+
+    assert gpu.total_bytes == 81_559 * MIB
+    assert gpu.driver_reserve == sure(470 * MIB, Evidence.TABLE)
+
+
+def test_one_total_leaves_an_estimate_of_what_the_driver_keeps() -> None:
+    assert load_gpu("l4").driver_reserve == UNKNOWN_RESERVE
+    # 192 GB card: only what a process sees is known, so nothing is kept from it.
+    assert load_gpu("mi300x").driver_reserve == sure(0, Evidence.TABLE)
+
+
+@pytest.mark.parametrize(("alias", "name"), [("h100", "h100-sxm"), ("H100-SXM", "h100-sxm"), ("4090", "rtx-4090")])
+def test_a_card_has_other_names(alias: str, name: str) -> None:
+    assert load_gpu(alias) == load_gpu(name)
+
+
+def test_no_two_cards_share_a_name() -> None:
+    from kvplan.gpu_spec import GpuProfile
+    from kvplan.loading import load_yaml
+
+    profiles = find_profiles("gpus")
+    aliases = [alias for profile in profiles.values() for alias in load_yaml(profile.path, GpuProfile).aliases]
+    assert len({*profiles, *aliases}) == len(profiles) + len(aliases)
+
+
+def test_a_typed_size_is_what_a_process_sees() -> None:
+    gpu = gpu_of_size(80 * 2**30)
+
+    assert (gpu.total_bytes, gpu.driver_reserve) == (80 * 2**30, sure(0, Evidence.GIVEN))
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ("", "one of memory_mib and process_memory_mib must be there"),
+        ("memory_mib: {value: 1, source: a}\nprocess_memory_mib: {value: 2, source: a}", "process_memory_mib is more"),
+        ("memory_mib: 24000", "memory_mib: expected a mapping or nothing, got 24000 (line 3)"),
+        ("memory_mib: {value: 24000}", "key 'memory_mib.source' is missing (line 3)"),
+        ("memory_mib: {value: 24000, source: ''}", "memory_mib.source: expected text that is not empty, got ''"),
+        ("memory_mib: {value: -1, source: a}", "memory_mib.value: expected a number > 0, got -1 (line 3)"),
+        ("memory_gib: {value: 24, source: a}", "unknown key 'memory_gib'; did you mean 'memory_mib'? (line 3)"),
+    ],
+)
+def test_a_number_without_a_source_or_a_sense_is_refused(tmp_path: Path, figures: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"name: x\nvendor: y\n{figures}\n")
+
+    with pytest.raises(ConfigError) as caught:
+        load_gpu_profile(Profile(kind="gpus", name="mine", path=path, origin="user"))
+    assert str(caught.value).startswith(f"{path}: {message}")

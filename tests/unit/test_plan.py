@@ -1,0 +1,179 @@
+"""Verdicts, and what a plan is made of."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvengine.errors import ConfigError
+from kvengine.spec import KVDtype
+from kvplan.capacity import EngineKind
+from kvplan.checkpoint import StoredWeights
+from kvplan.demand import full_length_demand, lengths_demand, uniform_demand
+from kvplan.estimate import Evidence
+from kvplan.gpu_spec import GpuSpec, gpu_of_size
+from kvplan.hints import find_hints
+from kvplan.model_config import model_from_config
+from kvplan.model_spec import ModelSpec
+from kvplan.needs import needs_of
+from kvplan.plan import EngineInputs, MemoryInputs, Outcome, Plan, PlanInputs, make_plan
+
+GIB = 2**30
+
+
+def a_model(**keys: Any) -> ModelSpec:
+    """64 bytes a token: 1 layer, 1 KV head of 16, 16 bits; longest context 64."""
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+        **keys,
+    }
+    return model_from_config(config, name="small", source="config.json")
+
+
+def a_plan(blocks: int, *, demand: Any = None, model: ModelSpec | None = None, **engine: Any) -> Plan:
+    """A pool of blocks of 16 tokens, 1,024 bytes each."""
+    return make_plan(
+        PlanInputs(
+            model=model or a_model(),
+            memory=MemoryInputs(available_kv_bytes=blocks * 1024),
+            engine=EngineInputs(**engine),
+            demand=demand,
+        )
+    )
+
+
+def test_vllm_needs_a_block_more_than_the_textbook() -> None:
+    # A request of 64 tokens takes 4 blocks.
+    assert a_plan(4, engine=EngineKind.PAGED).verdict.outcome is Outcome.FITS
+    assert a_plan(4).verdict.outcome is Outcome.DOES_NOT_FIT
+    assert a_plan(5).verdict.outcome is Outcome.FITS
+    assert a_plan(4).verdict.reason == (
+        "one request of 64 tokens needs 4.00 KiB of KV cache, and 3.00 KiB are there beside the null block; "
+        "the longest that fits has 48 tokens"
+    )
+
+
+def test_the_textbook_judges_the_requests_and_the_engine_the_longest_length() -> None:
+    few = lengths_demand((16, 17))
+
+    assert a_plan(3, demand=few, engine=EngineKind.PAGED).verdict.outcome is Outcome.FITS
+    assert a_plan(2, demand=few, engine=EngineKind.PAGED).verdict.outcome is Outcome.DOES_NOT_FIT
+    # A length that was typed must fit as well.
+    typed = a_plan(3, demand=few, engine=EngineKind.PAGED, max_model_len=64)
+    assert typed.verdict.outcome is Outcome.DOES_NOT_FIT
+    assert a_plan(3, demand=few).verdict.outcome is Outcome.DOES_NOT_FIT
+    # The engine lets requests wait, so what they take together does not count.
+    assert a_plan(5, demand=lengths_demand((64, 64, 64))).verdict.outcome is Outcome.FITS
+
+
+def test_a_number_of_requests_counts_for_the_engine_too() -> None:
+    ten = uniform_demand(prompt_tokens=15, output_tokens=1, requests=10)
+
+    assert a_plan(11, demand=ten).verdict.outcome is Outcome.FITS
+    verdict = a_plan(10, demand=ten).verdict
+    assert verdict.reason == "10 requests need 10 blocks of 16, and 9 are there: 9 of them fit"
+    assert a_plan(11, demand=ten, max_num_seqs=9).verdict.outcome is Outcome.DOES_NOT_FIT
+
+
+def test_a_request_longer_than_the_limit_does_not_fit_whatever_there_is() -> None:
+    verdict = a_plan(100, demand=lengths_demand((65,))).verdict
+
+    assert verdict.outcome is Outcome.DOES_NOT_FIT
+    assert verdict.reason == "a request of 65 tokens is longer than the 64 allowed"
+
+
+def test_an_override_that_is_more_than_there_is_does_not_fit() -> None:
+    verdict = a_plan(10, num_blocks=11).verdict
+
+    assert verdict.outcome is Outcome.DOES_NOT_FIT
+    assert verdict.reason == "11 blocks take 11.00 KiB, and 10.00 KiB are there"
+
+
+def on_a_card(card_bytes: int, **memory: Any) -> Plan:
+    inputs = MemoryInputs(gpu=gpu_of_size(card_bytes), **memory)
+    return make_plan(PlanInputs(model=a_model(), memory=inputs))
+
+
+def test_a_plan_is_marginal_where_the_range_straddles_the_need() -> None:
+    # Overhead of this model is 0.2 to 1.5 GiB, 0.5 GiB likely; 5 KiB are needed.
+    assert on_a_card(2 * GIB).verdict.outcome is Outcome.FITS
+    assert on_a_card(GIB).verdict.outcome is Outcome.MARGINAL
+    assert on_a_card(GIB // 2).verdict.outcome is Outcome.MARGINAL
+    assert on_a_card(GIB // 6).verdict.outcome is Outcome.DOES_NOT_FIT
+    assert "may be there" in on_a_card(GIB).verdict.reason
+
+
+def test_weights_come_from_the_user_then_the_files_then_the_shape() -> None:
+    model = a_model()
+    stored = StoredWeights(source="1 safetensors header", stored_bytes=12_345, float32_bytes=0)
+    memory = MemoryInputs(gpu=gpu_of_size(80 * GIB))
+
+    def weights(model: ModelSpec, memory: MemoryInputs, **engine: Any) -> tuple[int, Evidence]:
+        plan = make_plan(PlanInputs(model=model, memory=memory, engine=EngineInputs(**engine)))
+        (part,) = (part for part in plan.budget.parts if part.name == "weights")
+        return part.size_bytes, part.amount.evidence
+
+    assert weights(model, replace(memory, weights_bytes=7)) == (7, Evidence.GIVEN)
+    assert weights(replace(model, stored_weights=stored), memory) == (12_345, Evidence.EXACT)
+    assert model.weights is not None
+    assert weights(model, memory) == (model.weights.parameters * 2, Evidence.ESTIMATED)
+    assert weights(model, memory, dtype=KVDtype.FLOAT32) == (model.weights.parameters * 4, Evidence.ESTIMATED)
+    with pytest.raises(ConfigError, match="the size of its weights is not known: its weights are quantised"):
+        make_plan(PlanInputs(model=a_model(quantization_config={"quant_method": "awq"}), memory=memory))
+
+
+def test_without_any_memory_there_is_no_plan() -> None:
+    with pytest.raises(ConfigError, match="the memory is not known"):
+        make_plan(PlanInputs(model=a_model()))
+
+
+def test_a_plan_becomes_the_engine_that_it_describes() -> None:
+    plan = a_plan(9, block_size=16, max_num_seqs=7, max_num_batched_tokens=33, prefix_caching=False)
+    config = plan.engine_config()
+
+    assert config.num_blocks == 9
+    assert config.kv_cache.block_bytes == 1024
+    assert not config.enable_prefix_caching
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (7, 33)
+    assert config.scheduler.max_model_len == 64
+
+
+def test_needs_are_what_just_fits() -> None:
+    plan = a_plan(3, demand=full_length_demand(64, requests=3))
+
+    # 3 requests of 4 blocks and the null block.
+    assert needs_of(plan).available_kv_bytes == 13 * 1024
+    assert a_plan(13, demand=plan.demand).verdict.outcome is Outcome.FITS
+    assert a_plan(12, demand=plan.demand).verdict.outcome is Outcome.DOES_NOT_FIT
+
+
+def test_needs_of_a_card_hold_where_the_estimates_turn_out_worst() -> None:
+    plan = on_a_card(GIB)
+    needs = needs_of(plan)
+    assert needs.gpu_memory_bytes is not None
+
+    assert on_a_card(needs.gpu_memory_bytes).verdict.outcome is Outcome.FITS
+    assert on_a_card(needs.gpu_memory_bytes - 4096).verdict.outcome is Outcome.MARGINAL
+
+
+def test_a_reserve_of_the_driver_is_not_for_the_engine() -> None:
+    from kvplan.estimate import sure
+
+    gpu = GpuSpec(name="", total_bytes=4 * GIB, driver_reserve=sure(GIB, Evidence.TABLE))
+    plan = make_plan(PlanInputs(model=a_model(), memory=MemoryInputs(gpu=gpu, weights_bytes=GIB, overhead_bytes=GIB)))
+    # ceil(3 GiB * 0.92) - 2 GiB
+    assert plan.budget.available_kv.size_bytes == 2_963_527_435 - 2 * GIB
+
+
+def test_a_plan_that_fits_hints_at_more_room_and_one_that_does_not_at_what_fits() -> None:
+    assert [(hint.option, hint.effect) for hint in find_hints(a_plan(5))] == [
+        ("--kv-cache-dtype fp8", "10 blocks instead of 5")
+    ]
+    options = [hint.option for hint in find_hints(a_plan(4))]
+    assert options == ["--max-model-len 48", "--kv-cache-dtype fp8", "--available-kv 5120"]
