@@ -90,7 +90,7 @@ class KvtopApp(App[None]):
             Binding(key, f"pane('{pane_id}')", title, show=False, id=f"app.{pane_id}", tooltip=PANES_TOOLTIP)
             for key, pane_id, title in PANES
         ],
-        Binding("escape", "leave", "Back", show=False, id="app.leave", tooltip="Out of an enlarged pane, or unselect"),
+        Binding("escape", "leave", "Leave", show=False, id="app.leave", tooltip="Out of an enlarged pane, or unselect"),
         Binding("question_mark", "help", "Help", id="app.help", tooltip="This page", key_display="?"),
         Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave kvtop; the engine goes on"),
     ]

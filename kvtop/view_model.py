@@ -21,6 +21,8 @@ STALE_AFTER_S = 2.0
 class Phase(StrEnum):
     """What a source is doing."""
 
+    CHOOSING = "choosing"
+    """No source yet."""
     WAITING = "waiting"
     """Attached; the engine has not finished a step since."""
     LIVE = "live"
@@ -61,7 +63,7 @@ class ViewModel:
     picture: Picture | None = None
     received_s: float | None = None
     """When the picture came, by the viewer's own monotonic clock."""
-    status: SourceStatus = SourceStatus(phase=Phase.WAITING)
+    status: SourceStatus = SourceStatus(phase=Phase.CHOOSING)
     is_paused: bool = False
     """A live view stands still; the engine does not."""
     playhead: Playhead | None = None

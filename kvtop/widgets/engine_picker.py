@@ -11,6 +11,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from kvengine.telemetry.reader import RunningEngine
+from kvtop.formats import plural
 
 
 class EnginePicker(ModalScreen[Path | None]):
@@ -27,7 +28,7 @@ class EnginePicker(ModalScreen[Path | None]):
     def compose(self) -> ComposeResult:
         """One row an engine."""
         engines = OptionList(*[Option(describe_engine(engine), id=str(engine.path)) for engine in self._engines])
-        engines.border_title = f"{len(self._engines)} engines are running"
+        engines.border_title = f"{plural(len(self._engines), 'engine')} running"
         engines.border_subtitle = "enter attaches · esc quits"
         yield engines
 

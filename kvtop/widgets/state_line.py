@@ -58,6 +58,7 @@ class StateLine(LinePane):
         if self.model.is_paused:
             return "‖ PAUSED", palette.warn + Style(bold=True)
         text, style = {
+            Phase.CHOOSING: ("○ NOT ATTACHED", palette.muted),
             Phase.WAITING: ("◌ ATTACHED", palette.warn),
             Phase.LIVE: ("● LIVE", palette.good),
             Phase.LOST: ("● GAP", palette.warn),

@@ -41,7 +41,7 @@ def test_a_recording_tells_what_happened(run_file):
         (EventKind.ADMIT, "b"),
     ]
     assert {kind for kind, _ in kinds} >= {EventKind.PREEMPT, EventKind.RESUME, EventKind.FINISH}
-    assert [name for kind, name in kinds if kind is EventKind.FINISH][0] == "d"
+    assert next(name for kind, name in kinds if kind is EventKind.FINISH) == "d"
 
 
 def test_any_step_can_be_read_in_any_order(run_file):

@@ -98,7 +98,9 @@ def test_two_viewers_that_come_at_different_times_see_the_same(a_listening_engin
     assert states[0].step == states[1].step == 5
 
 
-def test_a_viewer_that_reads_nothing_never_holds_the_engine_up_and_recovers_with_a_snapshot(a_listening_engine, monkeypatch):
+def test_a_viewer_that_reads_nothing_never_holds_the_engine_up_and_recovers_with_a_snapshot(
+    a_listening_engine, monkeypatch
+):
     monkeypatch.setattr(writer, "MAX_PENDING_BYTES", 2000)
     watched = a_listening_engine()
     with Attachment.open(only_socket()) as slow:
@@ -193,7 +195,7 @@ def test_without_a_runtime_dir_the_folder_is_in_tmp_and_named_by_user(monkeypatc
 def test_a_folder_that_others_could_have_filled_is_refused(a_listening_engine, private_runtime_dir, tmp_path):
     private_runtime_dir.mkdir(mode=0o755)
     private_runtime_dir.chmod(0o755)
-    with pytest.raises(TelemetryError, match="expected a folder of yours with mode 0700.*mode 0755"):
+    with pytest.raises(TelemetryError, match=r"expected a folder of yours with mode 0700.*mode 0755"):
         a_listening_engine()
     private_runtime_dir.rmdir()
     elsewhere = tmp_path / "elsewhere"
@@ -205,7 +207,9 @@ def test_a_folder_that_others_could_have_filled_is_refused(a_listening_engine, p
         discover()
 
 
-def test_dead_sockets_are_passed_over_by_viewers_and_removed_by_the_next_engine(a_listening_engine, private_runtime_dir):
+def test_dead_sockets_are_passed_over_by_viewers_and_removed_by_the_next_engine(
+    a_listening_engine, private_runtime_dir
+):
     private_runtime_dir.mkdir(mode=0o700)
     dead = private_runtime_dir / "1-1.sock"
     with socket.socket(socket.AF_UNIX) as abandoned:

@@ -1,0 +1,135 @@
+"""A recording in the view: moving through it, selecting, sorting."""
+
+import pytest
+
+from kvengine.telemetry.schema import Status
+from kvtop.source import StepBy
+from kvtop.view_model import SortKey
+from kvtop.widgets.help_screen import HelpScreen
+from tests.tui.conftest import blocks_drawn_as, is_at, text_of, until
+
+SIZES = [(80, 24), (160, 48)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_step_keys_move_through_the_recording_one_step_at_a_time(recording_view, size):
+    async with recording_view(size) as (app, pilot):
+        await pilot.press("full_stop")
+        await until(pilot, lambda: is_at(app, 1))
+        await pilot.press("full_stop", "full_stop")
+        await until(pilot, lambda: is_at(app, 3))
+        await pilot.press("comma")
+        await until(pilot, lambda: is_at(app, 2))
+        assert "step 2" in text_of(app._state_line)
+
+
+async def test_space_plays_and_stops(recording_view):
+    async with recording_view() as (app, pilot):
+        await pilot.press("right_square_bracket", "right_square_bracket", "space")
+        await until(pilot, lambda: app.model.playhead.is_playing)
+        assert app.model.playhead.speed == 4
+        await until(pilot, lambda: app.model.playhead.position >= 2)
+        await pilot.press("space")
+        await until(pilot, lambda: not app.model.playhead.is_playing)
+        assert "‖ ×4" in text_of(app._playback)
+
+
+async def test_home_end_and_the_slider_go_to_a_place(recording_view):
+    async with recording_view() as (app, pilot):
+        last = app.model.playhead.num_positions - 1
+        await pilot.press("end")
+        await until(pilot, lambda: is_at(app, last))
+        assert app.model.picture.snapshot.requests == ()
+        assert "no request is waiting or running" in text_of(app._requests)
+        await pilot.press("home")
+        await until(pilot, lambda: is_at(app, 0))
+        first, columns = app._playback._slider
+        await pilot.click("#playback", offset=(first + columns - 1, 0))
+        await until(pilot, lambda: is_at(app, last))
+
+
+async def test_n_goes_to_the_next_preemption(recording_view):
+    async with recording_view() as (app, pilot):
+        await pilot.press("n")
+        await until(pilot, lambda: app.model.picture.counters.preemptions == 1)
+        assert any(request.status is Status.PREEMPTED for request in app.model.picture.snapshot.requests)
+        assert "▲ preempted" in text_of(app._requests)
+        assert "▲ preempt" in text_of(app._events)
+        assert "gives up" in text_of(app._events)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_selecting_a_request_shows_its_block_table_and_lights_its_blocks(recording_view, size):
+    async with recording_view(size) as (app, pilot):
+        await pilot.press("full_stop")
+        await until(pilot, lambda: app._requests.num_rows == 2)
+        await pilot.press("down", "down")
+        await until(pilot, lambda: app.model.selected_id == "b")
+        # Both prompts begin with the same block; each has a second one of its own.
+        assert app.model.selected.block_table == [1, 3]
+        assert blocks_drawn_as(app._map, app._map.palette.lit) == {1, 3}
+        if size == (160, 48):
+            assert text_of(app._table).split() == ["0", "◆", "1", "■", "3"]
+        await pilot.press("escape")
+        await until(pilot, lambda: app.model.selected_id is None)
+        assert blocks_drawn_as(app._map, app._map.palette.lit) == set()
+
+
+async def test_sorting_puts_the_request_with_most_blocks_first(recording_view):
+    async with recording_view() as (app, pilot):
+        for _ in range(4):
+            await pilot.press("full_stop")
+        await until(pilot, lambda: is_at(app, 4))
+        await pilot.press("s")
+        assert app.model.sort_key is SortKey.BLOCKS
+        assert "blocks▾" in text_of(app._requests)
+        numbers = [len(request.block_table) for request in app.model.sorted_requests()]
+        assert numbers == sorted(numbers, reverse=True)
+        assert len(set(numbers)) > 1
+
+
+async def test_the_block_cursor_tells_who_holds_a_block(recording_view):
+    async with recording_view() as (app, pilot):
+        await pilot.press("full_stop")
+        await until(pilot, lambda: is_at(app, 1))
+        await pilot.press("1", "down")
+        await until(pilot, lambda: app.model.cursor == 0)
+        assert "a placeholder that no request holds" in text_of(app._block)
+        await pilot.press("right")
+        await until(pilot, lambda: app.model.cursor == 1)
+        text = text_of(app._block)
+        assert "◆ shared  ref 2  in the prefix cache  slots 4–7" in text
+        assert "held by a[0] b[0]" in text
+        assert "4 of 4 slots filled" in text
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: app.model.selected_id == "b")
+
+
+async def test_shared_blocks_are_listed_with_their_owners_and_what_they_save(recording_view):
+    async with recording_view() as (app, pilot):
+        await pilot.press("full_stop", "full_stop", "full_stop")
+        # a, b and c begin with the same block of four tokens: three owners of one block save two.
+        await until(pilot, lambda: is_at(app, 3) and "a b c" in text_of(app._shared))
+        assert text_of(app._shared).splitlines()[1].split() == ["2", "◆", "1", "×", "3", "1", "a", "b", "c"]
+
+
+async def test_help_lists_the_keys_and_closes_again(recording_view):
+    async with recording_view() as (app, pilot):
+        await pilot.press("question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        keys = dict(app._keys())
+        assert keys[", ."] == "A step back, forward"
+        assert keys["[ ]"] == "Slower, faster"
+        # The view goes on under the help page.
+        app._command(StepBy(2))
+        await until(pilot, lambda: is_at(app, 2))
+        await pilot.press("escape")
+        assert not isinstance(app.screen, HelpScreen)
+
+
+async def test_q_leaves(recording_view):
+    async with recording_view() as (app, pilot):
+        await pilot.press("q")
+        await pilot.pause()
+        assert not app.is_running
+        assert app.return_code == 0
