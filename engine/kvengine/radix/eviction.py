@@ -47,8 +47,11 @@ _RANKS: dict[EvictionPolicy, Callable[[RadixNode], Rank]] = {
 _RANKS_THAT_FALL = frozenset({EvictionPolicy.MRU})
 """Policies in which a use brings a node closer to its eviction."""
 
-_OUTDATED_SHARE = 8
-"""Ranking all entries anew costs about as much as putting back this share of them one by one."""
+_OUTDATED_SHARE = 64
+"""When one eviction comes across more than this part of the entries out of date, all are ranked anew.
+
+Low, since afterwards none is: at 4,096 leaves that were all used, 1/16 takes 1.9 ms, 1/64 1.5 ms, one by one 3.0 ms.
+"""
 
 
 def rank_of(policy: EvictionPolicy) -> Callable[[RadixNode], Rank]:
