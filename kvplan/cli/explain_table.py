@@ -59,7 +59,7 @@ def _sections(engine: Mapping[str, Any], number: int, count: int) -> Iterator["R
     yield from _sentences(engine)
     memory = engine["memory"]
     if memory["parts"]:
-        yield from _titled(_memory_title(memory), _memory(memory))
+        yield from _titled(_memory_title(engine), _memory(memory))
     if engine["consistency"]["checks"]:
         yield from _titled("Do the figures agree?", _checks(engine["consistency"]["checks"]))
     if engine["figures"]:
@@ -92,7 +92,7 @@ def _engine_name(engine: Mapping[str, Any]) -> str:
     name = {"vllm": "vLLM", "sglang": "SGLang"}.get(engine["engine"], engine["engine"])
     words = [name, engine["version"] or "", f"({engine['generation']})" if engine["generation"] else ""]
     if engine["version_inferred"]:
-        words.append(f"version not stated, worded as in {engine['version_inferred']}")
+        words.append(f"version not stated (by its wording {engine['version_inferred']})")
     return " ".join(filter(None, words))
 
 
@@ -117,12 +117,15 @@ def _sentences(engine: Mapping[str, Any]) -> Iterator["RenderableType"]:
     yield Text(agreement, style=style)
 
 
-def _memory_title(memory: Mapping[str, Any]) -> str:
-    of = f" ({memory['rank']}, the rank that decides)" if memory["rank"] else ""
+def _memory_title(engine: Mapping[str, Any]) -> str:
+    memory = engine["memory"]
+    owner = "Memory" if engine["flags"].get("device_config") == "cpu" else "Memory of one GPU"
+    if memory["rank"]:
+        owner += f" ({memory['rank']})"
     if memory["total_gib"] is None:
-        return f"Memory of one GPU{of}, as far as the log says"
+        return f"{owner}, as far as the log says"
     about = "about " if memory["total_evidence"] == "derived" else ""
-    return f"Memory of one GPU{of}: {about}{memory['total_gib']:,.2f} GiB"
+    return f"{owner}: {about}{memory['total_gib']:,.2f} GiB"
 
 
 def _memory(memory: Mapping[str, Any]) -> "Table":
@@ -160,6 +163,7 @@ def _checks(checks: Sequence[Mapping[str, Any]]) -> "Table":
 
 def _figures(figures: Sequence[Mapping[str, Any]]) -> "Table":
     table = _table("", "wrap", "wrap", ">")
+    several_ranks = len({figure["rank"] for figure in figures} - {None}) > 1
     names = dict.fromkeys((figure["name"], figure["of"]) for figure in figures)
     for name, owner in names:
         same = [figure for figure in figures if (figure["name"], figure["of"]) == (name, owner)]
@@ -167,16 +171,16 @@ def _figures(figures: Sequence[Mapping[str, Any]]) -> "Table":
         unit = same[0]["unit"] or ""
         lines = sorted({figure["line"] for figure in same})
         where = f"line {lines[0]}" if len(lines) == 1 else f"lines {lines[0]}…{lines[-1]}"
-        table.add_row(label, _values(same), unit, where)
+        table.add_row(label, _values(same, with_ranks=several_ranks), unit, where)
     return table
 
 
-def _values(figures: Sequence[Mapping[str, Any]]) -> str:
+def _values(figures: Sequence[Mapping[str, Any]], *, with_ranks: bool) -> str:
     """The values of one name, with their ranks: `22.78 (TP1, TP2 and 4 more), 22.80 (TP0, TP4)`."""
     texts = dict.fromkeys(figure["text"] for figure in figures)
     shown = []
     for text in texts:
-        ranks = [figure["rank"] for figure in figures if figure["text"] == text and figure["rank"]]
+        ranks = [figure["rank"] for figure in figures if with_ranks and figure["text"] == text and figure["rank"]]
         more = f" and {len(ranks) - 2} more" if len(ranks) > _MAX_VALUES_SHOWN else ""
         listed = ranks[:2] if more else ranks
         shown.append(f"{text} ({', '.join(listed)}{more})" if ranks else text)

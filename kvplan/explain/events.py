@@ -95,7 +95,8 @@ def _clues(record: Record) -> Iterator[Clue]:
         ("loaded_model", _LOADED_MODEL),
         ("device_name", _DEVICE_NAME),
     ):
-        if match := pattern.search(record.text):
+        match = pattern.search(record.text)
+        if match and not (record.ends_log and match.end() == len(record.text)):  # it may be cut
             yield Clue(record=record, kind=kind, value=match[1])
     if match := _FRAME.search(record.text):
         yield Clue(record=record, kind="frame", value=match["function"])

@@ -16,8 +16,8 @@ _LINES = [
     *((line, "") for line in SHARED_LINES),
 ]
 _EXCEPTION = re.compile(r"([A-Za-z_.]*(?:Error|Exception)):[^:]{0,40}$")
-_NUMBER_GOES_ON = re.compile(r"[.,]?\d[\d,.]*(?![\d%]|it\[)")
-"""A continuation that may be the rest of a number; not so a progress bar."""
+_NUMBER_GOES_ON = re.compile(r"[.,]?\d[\d,]*\s*(?:$|[,)])")
+"""A next line that may begin with the rest of a number; a progress bar does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +71,24 @@ def find_in(record: Record) -> Iterator[Finding]:
 def _best_match(record: Record, line: Skeleton, alone: str, joined: str) -> re.Match[str] | None:
     """Match the record's own line, or the message that begins in it if that says more.
 
-    A message counts for the record in which it begins. A number that may be cut, by the end of the log or by the end
-    of a wrapped line, is not read.
+    A message counts for the record in which it begins. What may be cut, by the end of the log or by the end of a
+    wrapped line, is not read.
     """
     best: re.Match[str] | None = None
-    for text in dict.fromkeys((alone, joined)):
+    for text, reaches_end in ((alone, record.ends_log), (joined, record.joined_ends_log)):
         match = line.pattern.search(text)
-        if match is None or match.start() >= len(alone) or _may_be_cut(record, line, match, text):
+        if match is None or match.start() >= len(alone):
+            continue
+        if line.ends_open and match.end() == len(text) and (reaches_end or _may_go_on(record, match)):
             continue
         if best is None or _filled(match) > _filled(best):
             best = match
     return best
 
 
-def _may_be_cut(record: Record, line: Skeleton, match: re.Match[str], text: str) -> bool:
-    if not line.ends_in_number or match.end() < len(text):
-        return False
-    return record.ends_log or bool(record.continuation and _NUMBER_GOES_ON.match(record.continuation))
+def _may_go_on(record: Record, match: re.Match[str]) -> bool:
+    """Whether a number at the end of a line may have its last digits on the next."""
+    return match.string[-1].isdigit() and bool(_NUMBER_GOES_ON.match(record.next_line))
 
 
 def _filled(match: re.Match[str]) -> int:

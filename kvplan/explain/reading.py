@@ -90,8 +90,8 @@ class EngineReading:
         return next((figure.value for figure in self.all(name)), None)
 
     def smallest(self, name: str) -> Figure | None:
-        """The smallest such figure: the pool is that of the smallest rank."""
-        return min(self.all(name), key=lambda figure: figure.value, default=None)
+        """The smallest such figure: the pool is that of the smallest rank. Of equal ones the first rank's."""
+        return min(self.all(name), key=lambda figure: (figure.value, rank_order(figure.rank or "")), default=None)
 
 
 def read_start(start: Start) -> EngineReading:
@@ -118,7 +118,7 @@ def read_start(start: Start) -> EngineReading:
         inferred_versions=infer_versions(findings, generation),
         model=str(model) if model else None,
         architecture=str(architecture) if architecture else None,
-        gpu=_gpu(figures, ranks, _clue(clues, "device_name")),
+        gpu=_gpu(figures, ranks, _clue(clues, "device_name"), on_cpu=str(settings.get("device_config")) == "cpu"),
         settings={key: value for key, value in (settings | inferred).items() if key not in _NOT_SETTINGS},
         inferred_settings=tuple(inferred),
         figures=tuple(figures),
@@ -230,14 +230,14 @@ def _generation(
     return printed or _clue(clues, "generation")
 
 
-def _gpu(figures: Sequence[Figure], ranks: RankCount, name: str | None) -> GpuReading:
+def _gpu(figures: Sequence[Figure], ranks: RankCount, name: str | None, *, on_cpu: bool) -> GpuReading:
     smallest = {
         wanted: min((figure.value for figure in figures if figure.name == wanted), default=None)
         for wanted in ("total_gib", "free_at_start_gib", "budget_gib")
     }
     derived = None if smallest["total_gib"] is not None else _derived_total(figures)
     return GpuReading(
-        count=ranks.count,
+        count=None if on_cpu else ranks.count,
         count_at_least=ranks.at_least,
         name=name.replace("_", " ") if name else None,
         total_gib_derived=derived,

@@ -29,8 +29,9 @@ _OTHER_HEADER = re.compile(
     r"|^[IWEF]\d{4} \d\d:\d\d:\d\d"
     r"|^[A-Z]+:\s{2,}"
     r"|^\S+\s+\d{1,2} \d\d:\d\d:\d\d \S+ [^\s:]+: "
+    r"|^\d{1,3}(?:\.\d{1,3}){3} "
 )
-"""Another logger's line (a date, glog, uvicorn, journald in any language): no part of the message above it."""
+"""Another logger's line (a date, glog, uvicorn, journald in any language, an access log): no part of the one above."""
 _LABEL = re.compile(r"^(?:(?P<compose>[\w.-]+)\s+\|\s|\[(?P<pod>pod/[^\]]+)\]\s)|\[(?P<stage>Stage-\d+)\]")
 _DECORATION = re.compile(r"^\s*(?:[>#│|]\s?|//\s?)+")
 _SGLANG_RANK = re.compile(r"([A-Z_]+)(\d+)")
@@ -71,10 +72,14 @@ class Record:
     """File name of the engine's code that printed it."""
     has_header: bool = False
     ends_log: bool = False
-    """The log ends right behind this record, without a line end: its last number may be cut."""
+    """The log ends right behind this record, without a line end: its last word or number may be cut."""
+    joined_ends_log: bool = False
+    """The log ends so behind its continuation."""
     continuation: str = ""
     """The lines without prefix below it, as one piece without white space."""
     raw_continuation: str = ""
+    next_line: str = ""
+    """The first of them, as it stands."""
 
 
 def compact(text: str) -> str:
@@ -90,9 +95,9 @@ def read_records(lines: Sequence[str], *, ends_open: bool = False) -> list[Recor
         ends_open: The log does not end with a line end.
     """
     records = [record for number, line in enumerate(lines, start=1) for record in _line_records(number, line)]
-    _attach_continuations(records)
     if records and ends_open:
-        records[-1].ends_log = True
+        records[-1].ends_log = records[-1].joined_ends_log = True
+    _attach_continuations(records)
     return records
 
 
@@ -220,5 +225,7 @@ def _attach_continuations(records: Sequence[Record]) -> None:
             if following.has_header or not following.text.strip() or sum(map(len, pieces)) > _MAX_JOINED_CHARS:
                 break
             pieces.append(following.text)
+            record.joined_ends_log = following.ends_log
+        record.next_line = pieces[0] if pieces else ""
         record.raw_continuation = "".join(pieces)
         record.continuation = compact(record.raw_continuation)

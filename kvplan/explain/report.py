@@ -165,8 +165,8 @@ def _memory(reading: EngineReading) -> dict[str, object]:
     memory = read_memory(reading)
     return {
         "rank": memory.rank,
-        "total_gib": memory.total_gib,
-        "total_evidence": memory.total_evidence,
+        "total_gib": memory.total.gib if memory.total else None,
+        "total_evidence": memory.total.evidence if memory.total else None,
         "parts": [
             {"name": part.name, "gib": round(part.gib, 4), "evidence": part.evidence, "text": part.text or None}
             for part in memory.parts

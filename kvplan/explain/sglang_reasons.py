@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from kvplan.explain.checks import row_bytes
+from kvplan.explain.pool_arithmetic import row_bytes
 from kvplan.explain.reading import EngineReading, Figure
 from kvplan.explain.shared_reasons import pools_are_per_replica, smallest_rank_decides
 from kvplan.explain.situation import Reason, Situation
@@ -60,7 +60,8 @@ def _gb_is_gib(situation: Situation) -> Reason | None:
     return Reason(code="gb_means_gib", text=text)
 
 
-def _takes_the_rest(situation: Situation) -> Reason | None:
+def sglang_takes_the_rest(situation: Situation) -> Reason | None:
+    """Nothing special: the pool has what is left."""
     pool, left = token_pool(situation.reading), left_free(situation.reading)
     if pool is None:
         return None
@@ -87,5 +88,4 @@ SGLANG_RULES: tuple[Callable[[Situation], Reason | None], ...] = (
     _fraction_leaves,
     smallest_rank_decides,
     _gb_is_gib,
-    _takes_the_rest,
 )

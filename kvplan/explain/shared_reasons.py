@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvplan.explain.checks import CheckVerdict, row_bytes
+from kvplan.explain.comparison import CheckVerdict
+from kvplan.explain.pool_arithmetic import row_bytes
 from kvplan.explain.reading import Figure
 from kvplan.explain.situation import Reason, Situation, of_rank
 

@@ -1,11 +1,13 @@
 """One start with its checks, and the questions that several rules ask of it."""
 
+import re
 from dataclasses import dataclass
 
-from kvplan.explain.checks import Check, CheckVerdict
+from kvplan.explain.comparison import Check, CheckVerdict
 from kvplan.explain.reading import EngineReading, Figure
 from kvplan.kv_layout.rules import Version, parse_version
 
+_ONE_RANK_PRINTS_SINCE: Version = (0, 11, 1)
 _TOKENS_ARE_CONCURRENCY_SINCE: Version = (0, 20, 1)
 _SURELY_NEW: Version = (0, 20, 0)
 """0.20.0 itself still counts blocks, but its wording cannot be told from that of 0.20.1."""
@@ -33,11 +35,15 @@ class Situation:
 
     @property
     def only_one_rank_printed(self) -> bool:
-        """Whether one of several ranks printed its memory, as since 0.11.1."""
-        gpu = self.reading.gpu
-        several = (gpu.count or gpu.count_at_least or 0) > 1
-        speakers = {figure.speaker for figure in self.reading.all("available_kv_gib")}
-        return several and len(speakers) == 1 and self.reading.generation == "V1"
+        """Whether the first of several ranks alone printed its memory, as since 0.11.1."""
+        gpu, version = self.reading.gpu, parse_version(self.reading.version or "")
+        printed = self.reading.all("available_kv_gib")
+        if self.reading.generation != "V1" or (gpu.count or gpu.count_at_least or 0) < 2 or not printed:
+            return False
+        if version is not None and version < _ONE_RANK_PRINTS_SINCE:
+            return False
+        is_first = not any(int(index) for index in re.findall(r"(?:PP|TP)(\d+)", printed[0].rank or ""))
+        return is_first and len({figure.speaker for figure in printed}) == 1
 
     @property
     def counts_the_new_way(self) -> bool:

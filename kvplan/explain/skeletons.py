@@ -49,7 +49,8 @@ class Skeleton:
     """`V0` or `V1` where only that engine core of vLLM prints it."""
     event: str = ""
     """What the line means for the start: `ready`, `failed`, an error kind, or empty."""
-    ends_in_number: bool = False
+    ends_open: bool = False
+    """It ends in a number or a word, which the end of the log may have cut."""
 
 
 def skeleton(
@@ -69,8 +70,8 @@ def skeleton(
             group = f"g{len(places)}"
             places[group] = Place(token["name"], token["kind"] or "figure")
             parts.append(f"(?P<{group}>{_WORD if token['kind'] == 'word' else _NUMBER})")
-    ends_in_number = text.rstrip().endswith("}")
-    guard = r"(?![.,]?\d)" if ends_in_number else ""
+    ends_open = text.rstrip().endswith("}")
+    guard = r"(?![.,]?\d)" if ends_open else ""
     return Skeleton(
         pattern=re.compile("".join(parts) + guard, re.DOTALL),
         opener="".join(opener.split()),
@@ -79,5 +80,5 @@ def skeleton(
         last=last,
         generation=generation,
         event=event,
-        ends_in_number=ends_in_number,
+        ends_open=ends_open,
     )

@@ -137,6 +137,8 @@ class _Server:
             return event.kind == "version" and self.has_engine_events
         if isinstance(event, Statement):
             return self._is_stated(event) or (event.kind == "config" and any(map(_loads, self.events)))
+        if event.line.event == "sized":
+            return any(isinstance(other, Finding) and _sizes_again(other, event) for other in self.events)
         if _loads(event) and self.phase(event.record.origin.data_rank) >= _LOADING_IS_OVER[self.engine]:
             return any(_loads(earlier) and earlier.record.origin == event.record.origin for earlier in self.events)
         length, earlier = _length(event), {_length(other) for other in self.events} - {None}
@@ -261,6 +263,15 @@ def _phase_of(event: Event) -> Phase:
 def _loads(event: Event) -> bool:
     """Whether this is a figure of the first phase, the loading of weights."""
     return isinstance(event, Finding) and bool(event.figure_names & _LOADED_FIGURES)
+
+
+def _sizes_again(earlier: Finding, later: Finding) -> bool:
+    """Whether SGLang's summary line is there a second time, for the same replica and with other figures."""
+    return (
+        earlier.line.event == "sized"
+        and earlier.record.origin.data_rank == later.record.origin.data_rank
+        and earlier.figures != later.figures
+    )
 
 
 def _length(event: Event) -> int | float | None:

@@ -230,11 +230,11 @@ VLLM_LINES = (
     skeleton(
         "Actual usage is {consumed_gib} GiB for consumed memory", opener="GiB for consumed memory", first="0.27.1"
     ),
-    skeleton("{activation_peak_gib} GiB for peak activation", opener="GiB for peak activation", first="0.10.2"),
+    skeleton(", {activation_peak_gib} GiB for peak activation", opener="GiB for peak activation", first="0.10.2"),
     skeleton(
-        "{non_torch_gib} GiB for non-torch memory", opener="GiB for non-torch memory", first="0.10.2", last="0.26.0"
+        ", {non_torch_gib} GiB for non-torch memory", opener="GiB for non-torch memory", first="0.10.2", last="0.26.0"
     ),
-    skeleton("{cuda_graph_gib} GiB for CUDAGraph memory", opener="GiB for CUDAGraph memory", first="0.10.2"),
+    skeleton("and {cuda_graph_gib} GiB for CUDAGraph memory", opener="GiB for CUDAGraph memory", first="0.10.2"),
     skeleton(
         "`--kv-cache-memory={suggested_kv_memory_fit_bytes}`⟦ ({?} GiB)⟧ to fit into",
         opener="to fit into requested memory",

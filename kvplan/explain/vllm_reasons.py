@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from kvengine.units import GIB
-from kvplan.explain.checks import hybrid_layout, tokens_outgrow_blocks
 from kvplan.explain.outcome import Verdict
+from kvplan.explain.pool_arithmetic import hybrid_layout
 from kvplan.explain.reading import EngineReading, Figure
 from kvplan.explain.shared_reasons import excerpt_partial, pools_are_per_replica, smallest_rank_decides
 from kvplan.explain.situation import Reason, Situation, of_rank
+from kvplan.explain.vllm_checks import tokens_outgrow_blocks
 
 _LOW_UTILIZATION = 0.75
 _LARGE_ACTIVATION_SHARE = 0.2
@@ -174,7 +175,8 @@ def _graphs_outside(situation: Situation) -> Reason | None:
     return Reason(code="graphs_outside_budget", text=text)
 
 
-def _takes_the_rest(situation: Situation) -> Reason | None:
+def vllm_takes_the_rest(situation: Situation) -> Reason | None:
+    """Nothing special: the pool has what is left."""
     available = situation.reading.smallest("available_kv_gib")
     if situation.reading.verdict is not Verdict.READY or available is None:
         return None
@@ -214,5 +216,4 @@ VLLM_RULES: tuple[Callable[[Situation], Reason | None], ...] = (
     _new_tokens,
     _capped_graphs,
     _graphs_outside,
-    _takes_the_rest,
 )

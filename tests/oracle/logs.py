@@ -162,23 +162,26 @@ def _settings_mismatches(prefix: str, wanted: Fields, got: Fields) -> Iterator[M
 
 
 def _figure_mismatches(prefix: str, wanted: list[Fields], got: list[Fields]) -> Iterator[Mismatch]:
-    expected, read = _triples(wanted), {triple for triple in _triples(got) if triple[0] in FIGURE_NAMES}
+    judged = [figure for figure in got if figure["name"] in FIGURE_NAMES]
+    replicas = {index for figure in (*wanted, *judged) for index in re.findall(r"DP(\d+)", str(figure.get("rank")))}
+    expected, read = (_triples(figures, with_replica=len(replicas) > 1) for figures in (wanted, judged))
     for name, text, rank in sorted(expected - read, key=str):
         yield Mismatch(f"{prefix}figure {name}{f' of {rank}' if rank else ''}", text, "absent")
     for name, text, rank in sorted(read - expected, key=str):
         yield Mismatch(f"{prefix}figure {name}{f' of {rank}' if rank else ''}", "absent", text)
 
 
-def _triples(figures: Iterable[Fields]) -> set[_Triple]:
-    return {(figure["name"], figure["text"], _rank(figure.get("rank"))) for figure in figures}
+def _triples(figures: Iterable[Fields], *, with_replica: bool) -> set[_Triple]:
+    return {(figure["name"], figure["text"], _rank(figure.get("rank"), with_replica)) for figure in figures}
 
 
-def _rank(rank: object) -> str | None:
-    """A rank in one spelling: the parts that place a worker, without the expert rank that follows from them."""
-    if rank is None:
-        return None
-    parts = re.findall(r"(DP|PP|TP)[ _]?(\d+)", str(rank).upper())
-    return " ".join(f"{name}{index}" for name, index in parts) or str(rank)
+def _rank(rank: object, with_replica: bool) -> str | None:
+    """A rank in one spelling: the parts that place a worker.
+
+    The expert rank follows from the others; a replica's index says nothing in an entry that is all one replica's.
+    """
+    parts = re.findall(r"(DP|PP|TP)[ _]?(\d+)", "" if rank is None else str(rank).upper())
+    return " ".join(f"{name}{index}" for name, index in parts if with_replica or name != "DP") or None
 
 
 def _error_mismatches(prefix: str, wanted: Fields | None, got: Fields | None) -> Iterator[Mismatch]:
