@@ -100,7 +100,7 @@ class LiveSource:
         self._samples: list[Sample] = []
         self._events: list[Event] = []
         self._is_changed = False
-        self._status: SourceStatus | None = None
+        self._posted: tuple[SourceStatus, Hello | None] | None = None
 
     @property
     def name(self) -> str:
@@ -149,6 +149,8 @@ class LiveSource:
     def _post_picture(self, post: Post) -> None:
         state = self._state
         if state is None or not self._is_changed:
+            if state is not None and not state.is_started:
+                self._post_status(post, Phase.WAITING)
             return
         if state.lost:
             self._post_status(post, Phase.LOST, state.lost)
@@ -171,9 +173,10 @@ class LiveSource:
 
     def _post_status(self, post: Post, phase: Phase, detail: str = "") -> None:
         status = SourceStatus(phase=phase, detail=detail)
-        if status != self._status:
-            self._status = status
-            post(StatusChanged(status, self._state.facts if self._state is not None else None))
+        message = StatusChanged(status, self._state.facts if self._state is not None else None)
+        if (message.status, message.facts) != self._posted:
+            self._posted = message.status, message.facts
+            post(message)
 
 
 @dataclass(frozen=True, slots=True)

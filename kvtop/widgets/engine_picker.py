@@ -41,7 +41,7 @@ def describe_engine(engine: RunningEngine) -> str:
     """An engine in one line."""
     facts = engine.facts
     if facts is None:
-        return f"{engine.path.name}  (busy with a step)"
+        return f"{engine.path.name}  (does not say what it is)"
     label = f"  {facts.label}" if facts.label else ""
     blocks = f"{facts.num_blocks - 1:,} blocks × {facts.block_size} tokens"
     return f"{facts.model}{label}  pid {facts.pid}  {blocks}  {engine.path.name}"

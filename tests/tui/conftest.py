@@ -62,6 +62,7 @@ def live_view(listening_engine: WatchedEngine, tmp_path: Path):
     async def view(size: tuple[int, int] = (160, 48)) -> AsyncIterator[tuple[KvtopApp, Pilot]]:
         app = KvtopApp(LiveSource(Attachment.open(tmp_path / "engine.sock")))
         async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: app.model.facts is not None)
             yield app, pilot
 
     return view

@@ -14,11 +14,13 @@ SIZES = [(80, 24), (160, 48)]
 @pytest.mark.parametrize("size", SIZES)
 async def test_before_the_first_step_the_view_says_that_it_waits_and_shows_no_figures(live_view, size):
     async with live_view(size) as (app, pilot):
-        await until(pilot, lambda: app.model.status.phase is Phase.WAITING)
-        assert "ATTACHED" in text_of(app._state_line)
-        assert "nothing known of the pool yet" in text_of(app._state_line)
+        await until(pilot, lambda: app.model.status.phase is Phase.WAITING and app.model.facts is not None)
+        source, figures = text_of(app._state_line).splitlines()
+        assert "ATTACHED" in source
+        assert "8 blocks × 4 tokens" in source
+        assert "nothing known of the pool yet" in figures
         assert "waiting for the engine's next step" in text_of(app._map)
-        drawn = "\n".join(text_of(pane) for pane in (app._state_line, *app._panes()))
+        drawn = "\n".join([figures, *(text_of(pane) for pane in app._panes())])
         assert not any(character in drawn for character in "0123456789%"), "nothing is known, so no figure is drawn"
 
 

@@ -4,9 +4,7 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -49,6 +47,18 @@ def only_socket() -> Path:
     return path
 
 
+def attach(watched: WatchedEngine) -> Attachment:
+    """Attach, and wait until the engine has greeted."""
+    server = watched.publisher._sinks[0]
+    num_before = len(server._viewers) + len(server._greeted)
+    attachment = Attachment.open(server.path)
+    give_up_s = time.monotonic() + 5.0
+    while len(server._viewers) + len(server._greeted) == num_before:
+        assert time.monotonic() < give_up_s, "nobody greets"
+        time.sleep(0.001)
+    return attachment
+
+
 def receive_until(attachment: Attachment, wanted: type[Frame], *, within_s: float = 5.0) -> list[Frame]:
     frames: list[Frame] = []
     give_up_s = time.monotonic() + within_s
@@ -64,7 +74,7 @@ def test_a_viewer_gets_hello_then_snapshot_then_deltas(a_listening_engine):
     watched = a_listening_engine()
     watched.add("a", max_tokens=9)
     watched.step(2)
-    with Attachment.open(only_socket()) as viewer:
+    with attach(watched) as viewer:
         watched.step(3)
         frames = receive_until(viewer, Delta)
         watched.engine.close("done")
@@ -80,9 +90,9 @@ def test_two_viewers_that_come_at_different_times_see_the_same(a_listening_engin
     watched = a_listening_engine()
     watched.add("a", "b", max_tokens=9)
     watched.step()
-    first = Attachment.open(only_socket())
+    first = attach(watched)
     watched.step(2)
-    second = Attachment.open(only_socket())
+    second = attach(watched)
     watched.step(2)
     watched.engine.close("done")
     states = []
@@ -103,7 +113,7 @@ def test_a_viewer_that_reads_nothing_never_holds_the_engine_up_and_recovers_with
 ):
     monkeypatch.setattr(writer, "MAX_PENDING_BYTES", 2000)
     watched = a_listening_engine()
-    with Attachment.open(only_socket()) as slow:
+    with attach(watched) as slow:
         # Each step is some 100 bytes; a socket takes some 200 kB before it would block.
         num_steps = 6000
         for number in range(num_steps // 6):
@@ -127,7 +137,7 @@ def test_a_viewer_that_reads_nothing_never_holds_the_engine_up_and_recovers_with
 def test_a_viewer_that_stays_stuck_is_cut_off(a_listening_engine, monkeypatch):
     monkeypatch.setattr(writer, "STALLED_AFTER_S", -1.0)
     watched = a_listening_engine()
-    stuck = Attachment.open(only_socket())
+    stuck = attach(watched)
     server = watched.publisher._sinks[0]
     for number in range(2000):
         watched.add(f"r{number}", max_tokens=6)
@@ -142,7 +152,7 @@ def test_a_viewer_that_stays_stuck_is_cut_off(a_listening_engine, monkeypatch):
 def test_a_viewer_that_hangs_up_is_forgotten(a_listening_engine):
     watched = a_listening_engine()
     watched.add("a", max_tokens=9)
-    Attachment.open(only_socket()).close()
+    attach(watched).close()
     watched.step(3)
     assert not watched.publisher._sinks[0].is_listening
     watched.engine.close("done")
@@ -167,7 +177,7 @@ def test_a_viewer_that_attaches_between_steps_is_served_by_polling(a_listening_e
     watched = a_listening_engine()
     watched.add("a", max_tokens=9)
     watched.step()
-    with Attachment.open(only_socket()) as viewer:
+    with attach(watched) as viewer:
         watched.publisher.poll()
         frames = receive_until(viewer, Snapshot)
         watched.add("late")
@@ -242,23 +252,21 @@ def test_a_path_too_long_for_a_socket_is_refused_with_the_limit(tmp_path):
         ViewerServer.listen(WatchedEngine().facts, path=tmp_path / ("x" * 100))
 
 
-def test_running_engines_are_discovered_with_what_they_say_unless_they_are_busy(a_listening_engine):
-    talking, busy = a_listening_engine(num_blocks=9), a_listening_engine(num_blocks=17)
-    is_over = Event()
-
-    def poll() -> None:
-        while not is_over.wait(0.01):
-            talking.publisher.poll()
-
-    with ThreadPoolExecutor() as pool:
-        pool.submit(poll)
-        try:
-            assert [engine.facts for engine in discover()] == [talking.facts, None]
-        finally:
-            is_over.set()
-    talking.engine.close("done")
-    busy.engine.close("done")
+def test_running_engines_are_discovered_with_what_they_say_even_while_a_step_runs(a_listening_engine):
+    # Neither engine is stepped or polled: whoever looks is greeted all the same.
+    one, two = a_listening_engine(num_blocks=9), a_listening_engine(num_blocks=17)
+    assert [engine.facts for engine in discover()] == [one.facts, two.facts]
+    one.engine.close("done")
+    two.engine.close("done")
     assert discover() == []
+
+
+def test_a_program_on_the_socket_that_says_nothing_is_listed_without_facts(private_runtime_dir):
+    private_runtime_dir.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(private_runtime_dir / "1-1.sock"))
+        silent.listen()
+        assert [engine.facts for engine in discover()] == [None]
 
 
 def test_a_viewer_of_a_stream_that_is_none_gets_one_line(tmp_path):

@@ -12,7 +12,7 @@ from kvengine.telemetry.schema import Frame, Hello
 
 RECEIVE_BYTES = 2**18
 HELLO_WITHIN_S = 0.3
-"""How long `discover` waits for an engine to say who it is; it speaks when its step is over."""
+"""How long `discover` waits for an engine to say who it is."""
 
 
 class Attachment:
@@ -70,7 +70,7 @@ class RunningEngine:
 
     path: Path
     facts: Hello | None
-    """None for an engine that is busy with a long step, or that speaks a version which cannot be read."""
+    """None for an engine that does not answer, or that speaks a version which cannot be read."""
 
 
 def discover(directory: Path | None = None) -> list[RunningEngine]:

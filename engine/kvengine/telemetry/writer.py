@@ -1,7 +1,9 @@
 """Where frames go: to the viewers on a socket. Nothing here ever waits for anybody.
 
-A viewer gets the greeting (preamble and hello) when it attaches, a snapshot with the next step, then every delta. One
-that reads too slowly loses deltas and gets a fresh snapshot once it has caught up; one that reads nothing is cut off.
+A viewer gets the greeting (preamble and hello) as soon as it attaches, from a thread that does nothing else, so that
+it knows whom it sees while a long step runs. The engine's own thread sends the rest: a snapshot with the next step,
+then every delta. A viewer that reads too slowly loses deltas and gets a fresh snapshot once it has caught up; one that
+reads nothing is cut off.
 """
 
 import logging
@@ -10,6 +12,7 @@ import socket
 import time
 from collections import deque
 from pathlib import Path
+from threading import Thread
 from typing import Protocol, Self
 
 from kvengine.errors import TelemetryError
@@ -24,6 +27,8 @@ MAX_PENDING_BYTES = 2**22
 """A viewer that is this far behind loses what is queued."""
 STALLED_AFTER_S = 10.0
 """A viewer that takes nothing for so long although bytes are queued is cut off."""
+ACCEPT_AGAIN_AFTER_S = 0.5
+"""After a connection that could not be taken, such as for want of file descriptors."""
 CLOSE_WITHIN_S = 0.2
 """How long `close` may try to hand out the last frames; the engine has nothing else to do by then."""
 
@@ -65,8 +70,12 @@ class ViewerServer:
         self._listener = listener
         self._greeting = greeting
         self._viewers: list[_Viewer] = []
+        self._greeted: deque[_Viewer] = deque()
+        """Handed from the accepting thread to the engine's."""
+        self._is_closed = False
         self._owner_pid = os.getpid()
         self.path = path
+        Thread(target=self._accept_viewers, name=f"viewers of {path.name}", daemon=True).start()
 
     @classmethod
     def listen(cls, hello: Hello, *, path: Path | None = None) -> Self:
@@ -93,15 +102,12 @@ class ViewerServer:
         return any(viewer.needs_snapshot and viewer.is_idle for viewer in self._viewers)
 
     def poll(self) -> None:
-        """Take in viewers that want to attach, and send what is queued."""
-        for viewer in self._viewers:
-            viewer.flush()
-        while (connection := self._try_accept()) is not None:
-            if len(self._viewers) < MAX_VIEWERS:
-                self._viewers.append(_Viewer(connection, self._greeting))
-            else:
-                connection.close()
+        """Take in viewers that have attached, and send what is queued."""
+        while self._greeted:
+            self._viewers.append(self._greeted.popleft())
         if self._viewers:
+            for viewer in self._viewers:
+                viewer.flush()
             self._viewers = [viewer for viewer in self._viewers if not viewer.is_gone]
 
     def send_delta(self, data: bytes) -> None:
@@ -119,6 +125,10 @@ class ViewerServer:
 
     def close(self, last: bytes) -> None:
         """Send the last frame, give slow viewers a moment, and take the socket away."""
+        self._is_closed = True
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+        self._listener.close()
+        self.poll()
         for viewer in self._viewers:
             viewer.send(last)
         give_up_s = time.monotonic() + CLOSE_WITHIN_S
@@ -129,15 +139,21 @@ class ViewerServer:
         for viewer in self._viewers:
             viewer.close()
         self._viewers.clear()
-        self._listener.close()
         if os.getpid() == self._owner_pid:  # a forked child must not take its parent's socket away
             self.path.unlink(missing_ok=True)
 
-    def _try_accept(self) -> socket.socket | None:
-        try:
-            return self._listener.accept()[0]
-        except OSError:  # nobody there, gone again, or no file descriptors left: the next step tries again
-            return None
+    def _accept_viewers(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if not self._is_closed:
+                    time.sleep(ACCEPT_AGAIN_AFTER_S)
+                continue
+            if len(self._viewers) + len(self._greeted) < MAX_VIEWERS:
+                self._greeted.append(_Viewer(connection, self._greeting))
+            else:
+                connection.close()
 
 
 class _Viewer:
@@ -216,7 +232,6 @@ def _listen_at(path: Path) -> socket.socket:
         listener.bind(str(unborn))
         unborn.chmod(0o600)
         listener.listen(MAX_VIEWERS)
-        listener.setblocking(False)
         _refuse_to_replace(path)
         unborn.rename(path)
     except OSError as error:
