@@ -87,4 +87,4 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
