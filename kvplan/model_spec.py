@@ -103,7 +103,7 @@ class ModelProfile(FileSchema, frozen=True, kw_only=True):
 
 
 def load_model(reference: str) -> ModelSpec:
-    """Read a model by the name of a profile, by a `config.json`, or by a folder with one.
+    """Read a model by the name of a profile, by the Hub id in one, by a `config.json`, or by a folder with one.
 
     Raises:
         ConfigError: There is no such model, it is damaged, or its kind of KV cache is not supported.
@@ -122,6 +122,9 @@ def load_model(reference: str) -> ModelSpec:
     if path.is_file() or path.suffix == ".json":
         name = path.parent.resolve().name if path.name == "config.json" else path.stem
         return model_from_config(load_json_object(path, name=reference), name=name, source=reference)
+    for profile in find_profiles("models").values() if "/" in reference else ():
+        if load_yaml(profile.path, ModelProfile, name=str(profile.path)).hub_id.lower() == reference.lower():
+            return load_model_profile(profile)
     raise _no_such_model(reference)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvengine.units import cdiv
 from kvplan.baselines import Design
-from kvplan.plan import Plan, demand_counts, length_counts
+from kvplan.plan import Plan, demand_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Needs:
 def needs_of(plan: Plan) -> Needs:
     """Work out what the requests of a plan need: one of the longest length, and those that were asked for."""
     capacity, inputs = plan.capacity, plan.inputs
-    blocks = capacity.blocks_per_request if length_counts(inputs) else 0
+    blocks = capacity.blocks_per_request
     if inputs.demand is not None and demand_counts(inputs):
         blocks = max(blocks, _demand_blocks(plan))
     blocks += capacity.engine.null_blocks

@@ -202,6 +202,7 @@ def _pool(inputs: PlanInputs, available_bytes: int) -> Capacity:
     if engine.max_model_len is not None:
         longest = engine.max_model_len
     elif engine.engine is EngineKind.PAGED and inputs.demand is not None:
+        # The textbook has no limit of its own: a length counts only where one was typed.
         longest = inputs.demand.tokens_max
     else:
         longest = inputs.model.max_model_len
@@ -244,7 +245,7 @@ def _obstacle(inputs: PlanInputs, budget: MemoryBudget, demand: Demand, availabl
     if capacity.available_bytes > available_bytes:
         taken, there = format_bytes(capacity.available_bytes), format_bytes(available_bytes)
         return f"{capacity.num_blocks:,} blocks take {taken}, and {there} are there"
-    if not capacity.holds_one_request and length_counts(inputs):
+    if not capacity.holds_one_request:
         there = format_bytes(capacity.checked_bytes)
         beside = " beside the null block" if engine.engine.null_blocks else ""
         return (
@@ -265,12 +266,6 @@ def _obstacle(inputs: PlanInputs, budget: MemoryBudget, demand: Demand, availabl
         f"{demand.requests or 1:,} requests need {needed:,} blocks of {capacity.spec.block_size}, "
         f"and {capacity.usable_blocks:,} are there: {paged.requests:,} of them fit"
     )
-
-
-def length_counts(inputs: PlanInputs) -> bool:
-    """Whether a request of the longest length must fit: an engine insists; the textbook only where one was typed."""
-    engine = inputs.engine
-    return engine.engine is EngineKind.VLLM or inputs.demand is None or engine.max_model_len is not None
 
 
 def demand_counts(inputs: PlanInputs) -> bool:

@@ -89,8 +89,10 @@ def test_a_chat_turn_of_612_tokens_takes_39_blocks_and_686_fit(budget: Budget) -
     assert round(document["baselines"]["contiguous"]["waste_fraction"] * 100, 2) == 98.13
     assert document["baselines"]["contiguous"]["reserved_waste_slots"] == 13 * (32_768 - 612)
     table = in_table(budget, f"{H100} {CHAT}")
-    for words in ("39 blocks each", "686 requests of 612 tokens", "98.13%"):
+    for words in ("39 blocks each", "686 requests of 612 tokens"):
         assert words in table
+    heading = "design requests slots taken used reserved internal wasted"
+    assert f"{heading} contiguous 13 425,984 7,956 418,028 0 98.13% " in table
 
 
 def test_block_tables_take_2_mib_where_a_token_table_takes_32(budget: Budget) -> None:
@@ -348,6 +350,22 @@ def test_a_config_json_of_your_own_is_planned_like_a_profile(budget: Budget, tmp
         # 2 layers * 2 heads * (16 + 16) * 2 bytes
         assert document["kv"]["bytes_per_token"] == 256
         assert document["capacity"]["num_blocks"] == 256
+
+
+def test_the_hub_id_of_a_profile_stands_for_it(budget: Budget) -> None:
+    by_id = in_json(budget, "Qwen/Qwen3-32B --available-kv 60GiB")
+
+    assert by_id == in_json(budget, "qwen3-32b --available-kv 60GiB")
+
+
+def test_weight_files_beside_a_config_make_the_weights_exact(budget: Budget, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "torch_dtype": "float16"}')
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 13476831232}}')
+
+    parts = budget(f"{tmp_path} --gpu l4 --json").document["parts"]
+    (weights,) = (part for part in parts if part["name"] == "weights")
+    assert (weights["bytes"], weights["evidence"]) == (13_476_831_232, "exact")
+    assert weights["low"] == weights["high"]
 
 
 def test_a_profile_in_the_working_folder_comes_before_the_built_in_one(
