@@ -279,13 +279,14 @@ def demand_counts(inputs: PlanInputs) -> bool:
 
 def _success(inputs: PlanInputs, demand: Demand, available_bytes: int) -> str:
     capacity = _pool(inputs, available_bytes)
-    there = format_bytes(capacity.available_bytes)
+    paged = _paged(inputs.engine, capacity, demand)
     if inputs.demand is not None and demand_counts(inputs):
-        paged = _paged(inputs.engine, capacity, demand)
         needed = cdiv(paged.slots_allocated, capacity.spec.block_size)
-        what = f"{demand.requests or paged.requests:,} requests"
-        return f"{what} need {needed:,} of {capacity.usable_blocks:,} blocks"
-    return (
+        return f"{demand.requests or paged.requests:,} requests need {needed:,} of {capacity.usable_blocks:,} blocks"
+    reason = (
         f"one request of {capacity.max_model_len:,} tokens needs {format_bytes(capacity.needed_bytes)} of KV cache, "
-        f"and {there} are there: {float(capacity.max_concurrency):,.2f} such requests"
+        f"and {format_bytes(capacity.available_bytes)} are there: {float(capacity.max_concurrency):,.2f} such requests"
     )
+    if demand.requests is not None and not paged.fits:
+        reason += f"; of the {demand.requests:,} requests {paged.requests:,} fit at the same time, the others wait"
+    return reason

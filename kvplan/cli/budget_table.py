@@ -77,11 +77,15 @@ def _title(document: dict[str, Any]) -> "RenderableType":
     model, gpu, engine = document["model"], document["gpu"], document["engine"]
     facts = (
         model["architecture"],
-        f"{model['parameters'] / 1e9:.2f} B parameters" if model["parameters"] else "",
+        f"{_in_millions(model['parameters'])} parameters" if model["parameters"] else "",
         " ".join(filter(None, (engine["name"], engine["version"]))),
         _plural(gpu["count"], "GPU"),
     )
     return Text(model["name"], style="bold").append("".join(f" · {fact}" for fact in facts if fact), style="not bold")
+
+
+def _in_millions(count: int) -> str:
+    return f"{count / 1e9:,.2f} B" if count >= 1e9 else f"{count / 1e6:,.1f} M"
 
 
 def _verdict(document: dict[str, Any]) -> "RenderableType":

@@ -69,7 +69,9 @@ def test_the_textbook_judges_the_requests_and_the_engine_the_longest_length() ->
     assert typed.verdict.outcome is Outcome.DOES_NOT_FIT
     assert a_plan(3, demand=few).verdict.outcome is Outcome.DOES_NOT_FIT
     # The engine lets requests wait, so what they take together does not count.
-    assert a_plan(5, demand=lengths_demand((64, 64, 64))).verdict.outcome is Outcome.FITS
+    waiting = a_plan(5, demand=lengths_demand((64, 64, 64))).verdict
+    assert waiting.outcome is Outcome.FITS
+    assert waiting.reason.endswith("; of the 3 requests 1 fit at the same time, the others wait")
 
 
 def test_a_number_of_requests_counts_for_the_engine_too() -> None:
