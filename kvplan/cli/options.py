@@ -13,12 +13,18 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Form of the resu
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 
 _MAX_COUNT = 2**40
+_MAX_SIZE_BYTES = 2**60
 _Choice = TypeVar("_Choice")
 
 
 def read_size(option: str, text: str | None) -> int | None:
     """Read `52.32GiB`, `80GB` or a number of bytes."""
-    return None if text is None else parse_bytes(text, where=option)
+    if text is None:
+        return None
+    size_bytes = parse_bytes(text, where=option) if len(text) <= 40 else _MAX_SIZE_BYTES + 1
+    if size_bytes > _MAX_SIZE_BYTES:
+        raise ConfigError(f"expected a size of at most 1 EiB, got {text[:40]!r}", where=option)
+    return size_bytes
 
 
 def read_count(option: str, text: str | None, *, minimum: int = 1) -> int | None:
