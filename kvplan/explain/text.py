@@ -27,6 +27,8 @@ _ESCAPES = re.compile(
     r"|\x1b"
     r"|(?<!\w)\[(?:\d{1,3}(?:;\d{1,3})*)m"  # a colour that lost its escape character on the way
 )
+_LEADING_NULS = re.compile(rb"^\x00{8,}")
+"""What a log that was truncated while it was being written begins with."""
 _LINE_END = re.compile(r"\r*\n|\r")
 _UNREADABLE = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f�]")
 _DROPPED = str.maketrans("", "", "\x00\x07\x08\ufeff\u200b")
@@ -44,6 +46,7 @@ def decode_log(data: bytes, *, where: str) -> str:
         if data.startswith(magic):
             hint = f"{tool} {where} | kvplan explain -"
             raise UnreadableLog(f"{name}-compressed, not a text log", refusal="not_text", where=where, hint=hint)
+    data = _LEADING_NULS.sub(b"", data)
     text = data.decode(_encoding(data), "replace").strip("\x00")
     unreadable = len(_UNREADABLE.findall(text))
     if unreadable > _MAX_UNREADABLE_SHARE * len(text):
