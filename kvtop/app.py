@@ -92,7 +92,7 @@ class KvtopApp(App[None]):
         ],
         Binding("escape", "leave", "Leave", show=False, id="app.leave", tooltip="Out of an enlarged pane, or unselect"),
         Binding("question_mark", "help", "Help", id="app.help", tooltip="This page", key_display="?"),
-        Binding("q", "quit", "Quit", id="app.quit", tooltip="Leave kvtop; the engine goes on"),
+        Binding("q,ctrl+c", "quit", "Quit", id="app.quit", tooltip="Leave kvtop; the engine goes on", key_display="q"),
     ]
 
     def __init__(self, source: Source | None, *, engines: Sequence[RunningEngine] = ()) -> None:

@@ -36,14 +36,14 @@ def watch(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Print the state once, as JSON, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The form of `--once`; there is no other yet.")] = False,
-) -> None:
+) -> int:
     """See the block pool: which request holds which block, step by step."""
     if as_json and not once:
         raise ConfigError("--json prints one state, so it goes with --once", hint="kvtop --once --json")
     if once:
         _print_once(_as_path(target), partial=partial)
-    else:
-        _show(_as_path(target), partial=partial)
+        return 0
+    return _show(_as_path(target), partial=partial)
 
 
 def run() -> None:
@@ -91,7 +91,7 @@ def _as_path(target: str | None) -> Path | None:
     return Path(target) if target is not None else None
 
 
-def _show(target: Path | None, *, partial: bool) -> None:
+def _show(target: Path | None, *, partial: bool) -> int:
     engines = [] if target is not None else _running_engines()
     only = target or (engines[0].path if len(engines) == 1 else None)
     opened = _open(only, partial=partial) if only is not None else None
@@ -107,6 +107,7 @@ def _show(target: Path | None, *, partial: bool) -> None:
     view.run()
     if view.failure is not None:
         raise view.failure
+    return EXIT_BUG if view.return_code else 0  # Textual has printed the traceback of what went wrong
 
 
 def _running_engines() -> list[RunningEngine]:

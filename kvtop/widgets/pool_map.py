@@ -198,7 +198,8 @@ class PoolMap(LinePane, can_focus=True):
         cursor = self._cursor_column(row)
         for column, look in enumerate(self._cells[row].tolist()):
             if look == Look.OUTSIDE:
-                break
+                segments.append(Segment(" " * grid.cell_width, self.base))
+                continue
             label = f"{GLYPHS[Look(look % LIT)]} {row * grid.columns + column:<{grid.cell_width - 4}}"
             style = self.palette.cursor if column == cursor else self._style(look)
             segments += (Segment(f" {label}", style), Segment(" ", self.base))
