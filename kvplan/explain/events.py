@@ -17,6 +17,8 @@ from kvplan.explain.settings import (
 )
 
 _VERSION = re.compile(r"(?:vLLM API server version|[█▀▄].*\bversion)\s+v?(\d+\.\d+[\w.+-]*)")
+_INSTALLED_VERSION = re.compile(r"^\s*vLLM [Vv]ersion\s*:\s*v?(\d+\.\d+[\w.+-]*)")
+"""A line of vLLM's `collect_env`, which reports put in front of their logs."""
 _BANNER_MODEL = re.compile(r"[█▀▄].*\bmodel\s+(\S+)")
 _LOADED_MODEL = re.compile(r"Starting to load model (\S+?)(?:\.{3}|…)")
 _DEVICE_NAME = re.compile(r"device_name=((?:NVIDIA|AMD|Tesla|GeForce|Intel)_[\w-]+)")
@@ -91,6 +93,7 @@ def _argument_settings(record: Record) -> dict[str, Setting]:
 def _clues(record: Record) -> Iterator[Clue]:
     for kind, pattern in (
         ("version", _VERSION),
+        ("installed_version", _INSTALLED_VERSION),
         ("model", _BANNER_MODEL),
         ("loaded_model", _LOADED_MODEL),
         ("device_name", _DEVICE_NAME),

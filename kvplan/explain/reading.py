@@ -110,7 +110,8 @@ def read_start(start: Start) -> EngineReading:
     model = settings.get("model") or settings.get("model_path") or _clue(clues, "model") or _clue(clues, "loaded_model")
     architecture = settings.get("architecture")
     generation = _generation(start, statements, findings, clues)
-    version = next((s.version for s in statements if s.version), None) or _clue(clues, "version")
+    stated = next((statement.version for statement in statements if statement.version), None)
+    version = stated or _clue(clues, "version") or _clue(clues, "installed_version")
     return EngineReading(
         engine=start.engine,
         generation=generation,

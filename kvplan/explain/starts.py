@@ -221,18 +221,25 @@ class _Splitter:
         return self.last_engine if events else ""
 
     def _server(self, label: str, engine: str, record: Record, events: Sequence[Event]) -> _Server:
-        process, pid = record.origin.process, record.origin.pid
-        unique = bool(_UNIQUE_PROCESS.fullmatch(process))
-        server = self.by_pid.get((label, process, pid)) if unique and pid is not None else None
-        if server is None:
-            server = self.current.get((label, engine)) or self._open(label, engine)
-            if unique and pid is not None and server.pids.get(process, pid) != pid:
+        process = record.origin.process
+        pid = record.origin.pid if _UNIQUE_PROCESS.fullmatch(process) else None
+        server = self.current.get((label, engine)) or self._open(label, engine)
+        if pid is not None:
+            known = self.by_pid.get((label, process, pid))
+            if known is None and server.pids.get(process, pid) != pid:
                 server = self._open(label, engine)
+            elif known is not None and not self._is_reused(known, server, process, events):
+                server = known
         if any(map(server.begins_anew, events)):
             server = self._open(label, engine)
-        if unique and pid is not None:
+        if pid is not None:
             self.by_pid[(label, process, pid)] = server
         return server
+
+    def _is_reused(self, known: _Server, current: _Server, process: str, events: Sequence[Event]) -> bool:
+        """Whether a number seen before is a new process's: containers give the same ones at every start."""
+        begins = any(_loads(event) or (isinstance(event, Statement) and event.kind == "config") for event in events)
+        return known is not current and begins and process not in current.pids
 
     def _open(self, label: str, engine: str) -> _Server:
         server = _Server(engine=engine)
@@ -247,7 +254,7 @@ def _engine_of(event: Event) -> str:
     if isinstance(event, Statement):
         is_sglang = event.kind == "fragment" or (event.kind == "arguments" and "model_path" in event.settings)
         return SGLANG if is_sglang else VLLM
-    return ""
+    return VLLM if event.kind in ("version", "installed_version") else ""
 
 
 def _phase_of(event: Event) -> Phase:

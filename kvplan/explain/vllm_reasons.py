@@ -165,11 +165,14 @@ def _capped_graphs(situation: Situation) -> Reason | None:
 
 
 def _graphs_outside(situation: Situation) -> Reason | None:
+    """Graphs beside the budget: worth a word where they are large, or where the engine itself warns of them."""
     reading = situation.reading
-    graphs = reading.smallest("cuda_graph_gib")
+    graphs = reading.smallest("cuda_graph_gib") or reading.smallest("cuda_graph_estimated_gib")
     total, budget = reading.smallest("total_gib"), reading.smallest("budget_gib")
     room = (total.value - budget.value) / 2 if total is not None and budget is not None else _NOTICEABLE_GRAPHS_GIB
-    if graphs is None or graphs.value < room or not situation.graphs_come_on_top:
+    if graphs is None or graphs.value <= 0 or not situation.graphs_come_on_top:
+        return None
+    if graphs.value < room and "graphs_not_charged" not in reading.events:
         return None
     text = f"CUDA graphs take {graphs.text} GiB on top of the budget in this version: leave room beside it."
     return Reason(code="graphs_outside_budget", text=text)

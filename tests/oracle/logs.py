@@ -180,7 +180,9 @@ def _rank(rank: object, with_replica: bool) -> str | None:
 
     The expert rank follows from the others; a replica's index says nothing in an entry that is all one replica's.
     """
-    parts = re.findall(r"(DP|PP|TP)[ _]?(\d+)", "" if rank is None else str(rank).upper())
+    text = "" if rank is None else str(rank).upper()
+    bare = re.fullmatch(r"(?:RANK[ =]?)?(\d+)", text)
+    parts = [("TP", bare[1])] if bare else re.findall(r"(DP|PP|TP)[ _]?(\d+)", text)
     return " ".join(f"{name}{index}" for name, index in parts if with_replica or name != "DP") or None
 
 

@@ -202,8 +202,8 @@ VLLM = [
         "Free memory on device (78.68/79.18 GiB) on startup. Desired GPU memory utilization is (0.9, 71.26 GiB). "
         "Actual usage is 14.99 GiB for weight, 4.76 GiB for peak activation, 0.13 GiB for non-torch memory, and -0.45 "
         "GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=55026843033` to fit "
-        "into requested memory, or `--kv-cache-memory=63000000000` to fully utilize gpu memory. Current kv cache memory "
-        "in use is 55170000000 bytes.",
+        "into requested memory, or `--kv-cache-memory=63000000000` to fully utilize gpu memory. Current kv cache "
+        "memory in use is 55170000000 bytes.",
         {
             "free_at_start_gib": "78.68",
             "total_gib": "79.18",

@@ -45,6 +45,16 @@ def test_a_restart_with_other_process_numbers_is_another_start() -> None:
     assert (failed["flags"].get("max_model_len"), ready["flags"]["max_model_len"]) == (None, 16384)
 
 
+def test_a_container_that_restarts_with_the_same_process_numbers_makes_as_many_starts() -> None:
+    arguments = (
+        "(APIServer pid=20) INFO 11-02 09:14:03 [api_utils.py:286] non-default args: {'model': 'org/llama-8b'}\n"
+    )
+    found = engines((arguments + V1_REFUSED) * 3)
+
+    assert [engine["verdict"] for engine in found] == ["failed"] * 3
+    assert [texts(engine, "weights_gib") for engine in found] == [{None: "14.99"}] * 3
+
+
 def test_starts_in_one_notebook_process_are_told_apart_by_their_loading() -> None:
     start = (
         "Loading model weights took 14.9888 GB\n# GPU blocks: {blocks}, # CPU blocks: 2048\n"
@@ -157,6 +167,12 @@ def test_lines_repeated_across_a_ray_cluster_stand_for_many_ranks() -> None:
         "50.10 GiB [repeated 30x across cluster]\n"
     )
     assert one(log)["gpu"]["count_at_least"] == 31
+
+
+def test_the_version_of_a_report_counts_where_the_log_states_none() -> None:
+    log = "vLLM Version                 : 0.11.0\n" + V1_FOUR_RANKS
+    assert one(log)["version"] == "0.11.0"
+    assert one("vLLM Version: 0.19.0\n" + V1_READY)["version"] == "0.32.0"
 
 
 def test_json_lines_are_read_like_plain_ones() -> None:
