@@ -108,15 +108,16 @@ def test_preempted_requests_continue_as_if_nothing_had_happened(tmp_path: Path) 
     assert [r.output_token_ids for r in squeezed] == [r.output_token_ids for r in undisturbed]
 
 
-def test_logits_of_a_chunked_paged_prefill_are_those_of_the_plain_decoder_to_float64(tmp_path: Path) -> None:
-    config = a_llama_config()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_of_a_chunked_paged_prefill_are_those_of_the_plain_decoder(variant: str, tmp_path: Path) -> None:
+    config = a_llama_config(**VARIANTS[variant])
     path = save_llama(tmp_path, config, random_llama_weights(config))
     weights = {name: value.astype(np.float64) for name, value in random_llama_weights(config).items()}
     geometry = LlamaConfig.from_path(path)
     cpu, dtype = torch.device("cpu"), torch.float64
     model = LlamaModel(geometry, open_weights(path, geometry), dtype=dtype, device=cpu)
     limits = engine_config(model, block_size=4, budget=5)
-    backend = TorchBackend(limits.kv_cache, limits.num_blocks, num_heads=3, dtype=dtype, device=cpu)
+    backend = TorchBackend(limits.kv_cache, limits.num_blocks, num_heads=geometry.num_heads, dtype=dtype, device=cpu)
     builder, scheduler = BatchBuilder(limits, cpu), Scheduler(limits)
     prompt = list(range(10, 31))
     scheduler.add_request(a_request(prompt=prompt, max_tokens=1))

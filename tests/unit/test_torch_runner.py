@@ -73,8 +73,8 @@ def test_blocks_are_copied_before_the_step_reads_and_writes_them(tmp_path: Path)
     request.append_output(first[RequestId("a")])
     fork.append_output(first[RequestId("a")])
 
-    # The fork shares block 1 and copies the half-full block 2 to 3; a writes slot 9 of 2, b slot 13 of 3.
-    second = runner.execute(a_step((request, 5, 1, [1, 2]), (fork, 5, 1, [1, 3]), copies=((2, 3),)))
+    # The fork reads nothing but copies: of blocks 1 and 2 in 3 and 4.
+    second = runner.execute(a_step((request, 5, 1, [1, 2]), (fork, 5, 1, [3, 4]), copies=((1, 3), (2, 4))))
 
     assert second[RequestId("a")] == second[RequestId("b")]
     alone = TorchRunner(model, a_config(model)).execute(
