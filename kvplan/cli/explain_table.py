@@ -42,7 +42,8 @@ _STYLES = {
     "CUDA graphs (estimate, charged)": "magenta",
 }
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
-_MAX_VALUES_SHOWN = 3
+_MAX_RANKS_SHOWN = 3
+_MAX_TEXTS_SHOWN = 6
 
 
 def print_explanation(document: Mapping[str, Any]) -> None:
@@ -177,11 +178,13 @@ def _figures(figures: Sequence[Mapping[str, Any]]) -> "Table":
 
 def _values(figures: Sequence[Mapping[str, Any]], *, with_ranks: bool) -> str:
     """The values of one name, with their ranks: `22.78 (TP1, TP2 and 4 more), 22.80 (TP0, TP4)`."""
-    texts = dict.fromkeys(figure["text"] for figure in figures)
+    texts = list(dict.fromkeys(figure["text"] for figure in figures))
+    if not with_ranks and len(texts) > _MAX_TEXTS_SHOWN:
+        return f"{texts[0]}, {texts[1]} … {texts[-1]} ({len(texts)} values)"
     shown = []
     for text in texts:
         ranks = [figure["rank"] for figure in figures if with_ranks and figure["text"] == text and figure["rank"]]
-        more = f" and {len(ranks) - 2} more" if len(ranks) > _MAX_VALUES_SHOWN else ""
+        more = f" and {len(ranks) - 2} more" if len(ranks) > _MAX_RANKS_SHOWN else ""
         listed = ranks[:2] if more else ranks
         shown.append(f"{text} ({', '.join(listed)}{more})" if ranks else text)
     return ", ".join(shown)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvplan.explain.findings import SGLANG
 from kvplan.explain.reading import EngineReading
+from kvplan.explain.sglang_reasons import token_pool
 
 _HIGHEST_SENSIBLE_FRACTION = 0.98
 
@@ -121,7 +122,7 @@ def _sglang_hints(reading: EngineReading) -> Iterator[Hint]:
 
 def _sglang_capacity(reading: EngineReading) -> Iterator[Hint]:
     context = reading.smallest("context_len")
-    pool = reading.smallest("max_total_num_tokens") or reading.smallest("kv_tokens")
+    pool = token_pool(reading)
     if context is not None and pool is not None and context.value > pool.value:
         yield Hint(
             option=f"--context-length {int(pool.value)}", effect="refuses requests that can never fit, at admission"

@@ -8,6 +8,7 @@ from kvplan.explain.reading import EngineReading, Figure
 
 _NOTICEABLE_GIB = 0.02
 """Smaller differences are rounding."""
+_CERTAIN_ENOUGH = 0.025
 _DRAFT_PARTS = {
     "weights_gb": "draft weights",
     "k_size_gb": "draft K",
@@ -99,8 +100,11 @@ def _deciding(reading: EngineReading) -> Figure | None:
 
 
 def _derived_total(reading: EngineReading) -> Part | None:
-    derived = reading.gpu.total_gib_derived
-    return None if derived is None else Part(name="total", gib=derived, evidence="derived")
+    """The card as two utilization figures give it, where their rounding leaves it certain enough."""
+    derived, error = reading.gpu.total_gib_derived, reading.gpu.total_gib_error
+    if derived is None or error is None or error > _CERTAIN_ENOUGH * derived:
+        return None
+    return Part(name="total", gib=derived, evidence="derived")
 
 
 def _rest(total: Part | None, parts: Sequence[Part]) -> Iterator[Part]:

@@ -8,23 +8,14 @@ from kvplan.explain.findings import SGLANG, VLLM, Finding
 from kvplan.explain.outcome import ErrorReading, Verdict, read_outcome
 from kvplan.explain.ranks import RankCount, count_ranks, rank_order
 from kvplan.explain.settings import Setting
+from kvplan.explain.spans import printed, printed_gib
 from kvplan.explain.starts import Start
 from kvplan.explain.versions import VersionRange, infer_versions
 
 _PER_WORKER_LINES = ("kv_cache_tokens", "concurrency")
 """Printed once per worker by the engine core in some releases: the position of the line is then the rank."""
-_TWICE_WITH_A_DRAFT = frozenset(
-    {
-        "avail_after_load_gb",
-        "avail_after_pool_gb",
-        "avail_before_load_gb",
-        "k_size_gb",
-        "kv_size_gb",
-        "kv_tokens",
-        "v_size_gb",
-        "weights_gb",
-    }
-)
+_LOAD_FIGURES = frozenset({"weights_gb", "avail_before_load_gb", "avail_after_load_gb"})
+_POOL_FIGURES = frozenset({"kv_tokens", "k_size_gb", "v_size_gb", "kv_size_gb", "avail_after_pool_gb"})
 _NOT_SETTINGS = frozenset({"model", "model_path", "architecture"})
 
 
@@ -58,6 +49,8 @@ class GpuReading:
     budget_gib: float | None = None
     total_gib_derived: float | None = None
     """From two utilization figures and the graph estimate between them."""
+    total_gib_error: float | None = None
+    """How far that may be off, by the rounding of the three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +77,14 @@ class EngineReading:
     def all(self, name: str) -> list[Figure]:
         """The figures of that name, in the order of the log; those of a draft model are left out."""
         return [figure for figure in self.figures if figure.name == name and not figure.is_draft]
+
+    def first(self, *names: str) -> Figure | None:
+        """The first figure of the first of these names that the log has."""
+        return next((figure for name in names for figure in self.all(name)), None)
+
+    def beside(self, name: str, figure: Figure) -> Figure | None:
+        """The figure of that name in the same line."""
+        return next((other for other in self.all(name) if other.line == figure.line), None)
 
     def value(self, name: str) -> int | float | None:
         """The first such figure's number; None where the log has none."""
@@ -194,15 +195,23 @@ def _is_unranked(figure: Figure) -> bool:
 
 
 def _mark_draft(figures: Sequence[Figure], engine: str) -> list[Figure]:
-    """SGLang prints loading and pool twice with a draft model; the second is the draft."""
+    """Mark what belongs to a draft model, in SGLang's logs.
+
+    Loading is printed again for the draft, and its pool after the end of the target's pools. A model with sliding
+    windows has two pools of its own before that end.
+    """
     if engine != SGLANG:
         return list(figures)
-    seen: set[tuple[str, str | None]] = set()
+    loaded: set[tuple[str, str | None]] = set()
+    pools_ended: set[str | None] = set()
     marked = []
     for figure in figures:
-        key = (figure.name, figure.rank)
-        marked.append(replace(figure, is_draft=key in seen) if figure.name in _TWICE_WITH_A_DRAFT else figure)
-        seen.add(key)
+        is_draft = figure.name in _LOAD_FIGURES and (figure.name, figure.rank) in loaded
+        is_draft |= figure.name in _POOL_FIGURES and figure.rank in pools_ended
+        marked.append(replace(figure, is_draft=is_draft))
+        loaded.add((figure.name, figure.rank))
+        if figure.name == "avail_after_pool_gb":
+            pools_ended.add(figure.rank)
     return marked
 
 
@@ -236,21 +245,26 @@ def _gpu(figures: Sequence[Figure], ranks: RankCount, name: str | None, *, on_cp
         wanted: min((figure.value for figure in figures if figure.name == wanted), default=None)
         for wanted in ("total_gib", "free_at_start_gib", "budget_gib")
     }
-    derived = None if smallest["total_gib"] is not None else _derived_total(figures)
+    derived, error = (None, None) if smallest["total_gib"] is not None else _derived_total(figures)
     return GpuReading(
         count=None if on_cpu else ranks.count,
         count_at_least=ranks.at_least,
         name=name.replace("_", " ") if name else None,
         total_gib_derived=derived,
+        total_gib_error=error,
         **smallest,
     )
 
 
-def _derived_total(figures: Sequence[Figure]) -> float | None:
-    """The graph estimate is the difference of the two utilizations times the card."""
+def _derived_total(figures: Sequence[Figure]) -> tuple[float | None, float | None]:
+    """The graph estimate is the difference of the two utilizations times the card; and how exact that is."""
     for estimate in (figure for figure in figures if figure.name == "cuda_graph_estimated_gib"):
-        same_rank = {figure.name: figure.value for figure in reversed(figures) if figure.rank == estimate.rank}
+        same_rank = {figure.name: figure for figure in reversed(figures) if figure.rank == estimate.rank}
         used, effective = same_rank.get("utilization"), same_rank.get("effective_utilization")
-        if used is not None and effective is not None and used > effective and estimate.value > 0:
-            return round(estimate.value / (used - effective), 1)
-    return None
+        if used is None or effective is None or estimate.value <= 0:
+            continue
+        difference = printed(used.text, decimals=4) - printed(effective.text, decimals=4)
+        if difference.low > 0:
+            card = printed_gib(estimate.text) / difference
+            return round(estimate.value / difference.middle, 1), round(float(card.high - card.low) / 2, 1)
+    return None, None

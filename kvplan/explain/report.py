@@ -125,6 +125,7 @@ def _gpu(reading: EngineReading) -> dict[str, object]:
         "free_at_start_gib": gpu.free_at_start_gib,
         "budget_gib": gpu.budget_gib,
         "total_gib_derived": gpu.total_gib_derived,
+        "total_gib_error": gpu.total_gib_error,
     }
 
 

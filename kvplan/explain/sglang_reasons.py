@@ -47,14 +47,15 @@ def _fraction_leaves(situation: Situation) -> Reason | None:
 
 def _gb_is_gib(situation: Situation) -> Reason | None:
     reading = situation.reading
-    tokens, size = reading.smallest("kv_tokens"), reading.smallest("k_size_gb") or reading.smallest("kv_size_gb")
+    size = reading.first("k_size_gb", "kv_size_gb")
+    tokens = reading.beside("kv_tokens", size) if size else None
     if tokens is None or size is None:
         return None
     row = row_bytes(int(tokens.value), size.text) if tokens.value > 0 else None
     what = "K" if size.name == "k_size_gb" else "the KV cache"
     text = "What SGLang calls GB is GiB"
     text += f": {tokens.value:,} tokens x {row:,} B = {size.text} GiB for {what}." if row else "."
-    left = reading.smallest("avail_before_graph_gb") or reading.smallest("avail_after_pool_gb")
+    left = reading.first("avail_before_graph_gb", "avail_after_pool_gb")
     if left is not None:
         text += f" CUDA graphs and activations must live in the {left.text} left over."
     return Reason(code="gb_means_gib", text=text)
@@ -72,7 +73,8 @@ def sglang_takes_the_rest(situation: Situation) -> Reason | None:
 
 def token_pool(reading: EngineReading) -> Figure | None:
     """The tokens that the pool holds."""
-    return reading.smallest("max_total_num_tokens") or reading.smallest("kv_tokens")
+    names = ("max_total_num_tokens", "full_layer_tokens", "kv_tokens")
+    return next((figure for name in names if (figure := reading.smallest(name)) is not None), None)
 
 
 def left_free(reading: EngineReading) -> Figure | None:

@@ -65,8 +65,6 @@ def _padding(situation: Situation) -> Reason | None:
         f"The layers do not divide into groups of one size: {layers.text} layers of padding waste up to"
         f" {percent.text} % of the pool."
     )
-    if tokens_outgrow_blocks(reading):
-        text += f" {_tokens_are_concurrency(reading)}"
     return Reason(code="padding_layers_waste", text=text)
 
 
