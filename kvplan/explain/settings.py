@@ -108,6 +108,7 @@ _ARGUMENTS = re.compile(
     r"(?:non-default args: |args: Namespace\(|server_args=ServerArgs\(|ServerArgs\()(?P<dump>.*)", re.DOTALL
 )
 _KEY = re.compile(r"""['"]?(?P<key>[A-Za-z_]\w*)['"]?\s*[=:]\s*""")
+_NEXT_KEY = re.compile(r" [a-z_]+=")
 _CONSTANTS: dict[str, Setting] = {
     "None": None,
     "True": True,
@@ -176,7 +177,10 @@ def parse_dump(dump: str, *, is_fragment: bool = False) -> Iterator[tuple[str, S
 
 
 def _value_end(dump: str, start: int) -> int | None:
-    """Where a value ends: at a comma or closing bracket of its own level. None if the dump ends first."""
+    """Where a value ends: at a comma or closing bracket of its own level. None if the dump ends first.
+
+    0.6.3 forgot one comma, so the next key ends a value, too.
+    """
     depth, quote = 0, ""
     for position in range(start, len(dump)):
         character = dump[position]
@@ -190,14 +194,15 @@ def _value_end(dump: str, start: int) -> int | None:
             if depth == 0:
                 return position
             depth -= 1
-        elif character == "," and depth == 0:
+        elif depth == 0 and (character == "," or (character == " " and _NEXT_KEY.match(dump, position))):
             return position
     return None
 
 
 def _value(text: str) -> Setting:
     """A plain Python literal as its value, anything else (`torch.float16`, `KVEventsConfig(…)`) as it stands."""
-    if text in _CONSTANTS:
+    if text in _NEXT_KEY = re.compile(r" [a-z_]+=")
+_CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
         return int(text)

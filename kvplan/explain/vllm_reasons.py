@@ -178,11 +178,17 @@ def _graphs_outside(situation: Situation) -> Reason | None:
 
 def vllm_takes_the_rest(situation: Situation) -> Reason | None:
     """Nothing special: the pool has what is left."""
-    available = situation.reading.smallest("available_kv_gib")
-    if situation.reading.verdict is not Verdict.READY or available is None:
+    reading = situation.reading
+    available = reading.smallest("available_kv_gib")
+    pool = reading.smallest("kv_cache_tokens") or reading.smallest("num_gpu_blocks")
+    if reading.verdict is not Verdict.READY or (available is None and pool is None):
         return None
-    text = f"The KV cache takes what weights and the profiling peak leave of the budget: {available.text} GiB."
-    return Reason(code="kv_takes_the_rest", text=text)
+    text = "The KV cache takes what weights and the profiling peak leave of the budget"
+    if available is not None:
+        text += f": {available.text} GiB"
+    elif pool is not None:
+        text += f": {pool.value:,} {'tokens' if pool.name == 'kv_cache_tokens' else 'blocks'}"
+    return Reason(code="kv_takes_the_rest", text=f"{text}.")
 
 
 def _tokens_are_concurrency(reading: EngineReading) -> str:

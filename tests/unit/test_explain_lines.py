@@ -496,6 +496,16 @@ def test_a_dump_keeps_values_that_are_no_literals_and_leaves_out_a_cut_one() -> 
     }
 
 
+def test_a_comma_that_the_engine_forgot_does_not_join_two_settings() -> None:
+    dump = "seed=0, chunked_prefill_enabled=False multi_step_stream_outputs=True, use_async=True, "
+    assert dict(parse_dump(dump)) == {
+        "seed": 0,
+        "chunked_prefill_enabled": False,
+        "multi_step_stream_outputs": True,
+        "use_async": True,
+    }
+
+
 def test_a_version_at_the_cut_end_of_a_log_is_not_taken_for_whole() -> None:
     def versions(ends_open: bool) -> list[str]:
         text = "INFO 05-01 10:00:00 [api_server.py:1] vLLM API server version 0.1"
