@@ -201,8 +201,7 @@ def _value_end(dump: str, start: int) -> int | None:
 
 def _value(text: str) -> Setting:
     """A plain Python literal as its value, anything else (`torch.float16`, `KVEventsConfig(…)`) as it stands."""
-    if text in _NEXT_KEY = re.compile(r" [a-z_]+=")
-_CONSTANTS:
+    if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
         return int(text)
