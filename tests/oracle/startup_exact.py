@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from kvengine.units import GIB, cdiv, round_up
 from kvplan.kv_layout.alignment import Alignment, align_to_states, apply_alignment
 from kvplan.kv_layout.capacity import KVLayout
-from kvplan.kv_layout.groups import group_layers
+from kvplan.kv_layout.groups import group_layers, without_hybrid_manager
 from kvplan.kv_layout.layers import (
     AttentionKind,
     Layer,
@@ -64,6 +64,8 @@ def _outcome(record: Fields) -> Outcome:
         mismatches = _sglang_mismatches(record) if record["engine"] == "sglang" else _vllm_mismatches(record)
     except _NotModelled as error:
         return Outcome(case=case, unsupported=str(error))
+    except KeyError as error:
+        return Outcome(case=case, unsupported=f"the record does not state {error}")
     return Outcome(case=case, mismatches=tuple(mismatches))
 
 
@@ -106,9 +108,17 @@ def _forms(record: Fields) -> Iterator["_Form"]:
         budgets,
         kernel_blocks,
         caching if "linear_attention_layers" in architecture else (True,),
+        (True, False) if architecture["kv"] == "swa_hybrid" else (True,),
     )
-    for rules, budget, kernel_block, cached in choices:
-        yield _Form(record=record, rules=rules, step_budget=budget, kernel_block=kernel_block, prefix_caching=cached)
+    for rules, budget, kernel_block, cached, hybrid in choices:
+        yield _Form(
+            record=record,
+            rules=rules,
+            step_budget=budget,
+            kernel_block=kernel_block,
+            prefix_caching=cached,
+            hybrid_manager=hybrid,
+        )
 
 
 def _possible_rules(version: str) -> list[VllmRules]:
@@ -127,13 +137,14 @@ def _pairs(facts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A record read under one set of rules, step budget, kernel block and caching mode."""
+    """A record read under one set of rules, step budget, kernel block, caching mode and manager."""
 
     record: Fields
     rules: VllmRules
     step_budget: int
     kernel_block: int
     prefix_caching: bool
+    hybrid_manager: bool
 
     def mismatches(self) -> list[Mismatch]:
         alignment = align_to_states(self._requested(), kernel_block=self.kernel_block)
@@ -243,7 +254,8 @@ class _Form:
     def _layout(self, alignment: Alignment | None) -> KVLayout:
         state_block_size = None if self.prefix_caching else self._bound().max_model_len
         layers = apply_alignment(self._requested(), alignment, state_block_size=state_block_size)
-        return KVLayout(groups=tuple(group_layers(layers)), rules=self.rules)
+        kept = layers if self.hybrid_manager else without_hybrid_manager(layers)
+        return KVLayout(groups=tuple(group_layers(kept)), rules=self.rules)
 
     def _requested(self) -> list[Layer]:
         architecture = self.record["architecture"]
