@@ -211,7 +211,7 @@ def simulate(prepared: PreparedPoint, requests: Sequence[RequestSpec], *, record
         )
     clock, publisher = VirtualClock(), None
     if recording is not None:
-        facts = engine_facts(config, model=prepared.model.name, label=prepared.point.label, simulated=True)
+        facts = engine_facts(config, model=prepared.model.name, label=prepared.point.title, simulated=True)
         publisher = TelemetryPublisher.open(facts, clock=clock, socket=False, recording=recording)
     engine = Engine(config, SyntheticRunner(), clock=clock, publisher=publisher)
     with _closing(engine):
@@ -252,7 +252,7 @@ def run_live(
     """Run the requests on the model, watched through telemetry; see `run_point`."""
     runner = models.runner(prepared.model, prepared.config, prepared.point.profile.device)
     clock = RealClock()
-    facts = engine_facts(prepared.config, model=prepared.model.name, label=prepared.point.label)
+    facts = engine_facts(prepared.config, model=prepared.model.name, label=prepared.point.title)
     publisher = TelemetryPublisher.open(facts, clock=clock, recording=recording)
     engine = Engine(prepared.config, runner, clock=clock, publisher=publisher, debug=debug)
     stop_token_ids = prepared.model.eos_token_ids if prepared.workload.stop_at_eos else frozenset()

@@ -121,6 +121,11 @@ class Point:
         """What sets it apart from the other points: `block_size=16 seed=1`."""
         return label_of(self.profile.settings(), self.axes)
 
+    @property
+    def title(self) -> str:
+        """What a viewer calls it: `block-size block_size=16`."""
+        return f"{self.name} {self.label}".strip()
+
 
 def label_of(settings: Mapping[str, Setting], axes: Sequence[str]) -> str:
     """Name a point by the keys that vary: `block_size=16 available_kv=48.00 MiB`."""

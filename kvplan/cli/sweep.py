@@ -55,7 +55,12 @@ def sweep_profile(
         ResultsFile(results_path, create=True) as file,
         show_progress(stderr_console(), num_points=len(points), quiet=quiet) as progress,
     ):
-        finished = run_sweep(points, file, progress=progress, recordings=folder, debug=debug)
+        try:
+            finished = run_sweep(points, file, progress=progress, recordings=folder, debug=debug)
+        except KeyboardInterrupt:
+            num_kept = sum(file.find(point.fingerprint) is not None for point in points)
+            print_note(f"interrupted: {num_kept} of {len(points)} points are kept; the same command goes on from there")
+            raise
     print_results(finished, form, title=name)
     recorded = [point.recording for point in finished if point.recording and Path(point.recording).exists()]
     if recorded:

@@ -7,12 +7,15 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvengine.errors import DeviceError
 from kvengine.model_files import find_demo_model
 from kvplan.cli.main import main
+from kvplan.results import PointResult
+from kvplan.run import PreparedPoint, run_point
 
 WORKLOAD = """
 about: test
@@ -90,6 +93,23 @@ def test_a_second_sweep_runs_nothing_and_prints_the_same(kvplan: Callable[..., D
     assert first.stderr.count("requests") == 3
     assert second.stderr.count("finished before") == 3
     assert second.stderr.count("requests") == 0
+
+
+def test_an_interrupted_sweep_says_what_is_kept(kvplan: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvplan import sweep
+
+    def interrupted_at_16(prepared: PreparedPoint, *arguments: Any, **keywords: Any) -> PointResult:
+        if prepared.config.block_size == 16:
+            raise KeyboardInterrupt
+        return run_point(prepared, *arguments, **keywords)
+
+    monkeypatch.setattr(sweep, "run_point", interrupted_at_16)
+    done = kvplan("sweep", "s.yaml")
+    monkeypatch.undo()
+
+    assert done.code == 130
+    assert done.stdout == ""
+    assert "2 of 3 points are kept" in done.stderr
 
 
 def test_quiet_says_nothing_beside_the_result(kvplan: Callable[..., Done]) -> None:
