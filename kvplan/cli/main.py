@@ -25,6 +25,7 @@ class _Entry(NamedTuple):
 
 _COMMANDS = {
     "budget": _Entry("kvplan.cli.budget", "budget", "KV budget of a model on a GPU: blocks, capacity, verdict."),
+    "explain": _Entry("kvplan.cli.explain", "explain_log", "A start-up log of vLLM or SGLang, read and checked."),
     "run": _Entry("kvplan.cli.run", "run_profile", "One run of the live engine from a YAML profile."),
     "sweep": _Entry("kvplan.cli.sweep", "sweep_profile", "A grid of runs from a YAML profile; resumable."),
     "report": _Entry("kvplan.cli.report", "report_results", "Results of runs and sweeps as a table, JSON or CSV."),

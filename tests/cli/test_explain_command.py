@@ -29,8 +29,6 @@ def explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """Runs the command in a folder with a finished and a refused start in it, as wide as a usual terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    entry = kvplan_main._Entry("kvplan.cli.explain", "explain_log", "A start-up log, read and checked.")
-    monkeypatch.setitem(kvplan_main._COMMANDS, "explain", entry)
     (tmp_path / "ready.log").write_text(V1_READY)
     (tmp_path / "refused.log").write_text(V1_REFUSED)
 

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one comparison.
 
     Returns:
-        0 if every case passed, 1 if any failed, 2 for an input that cannot be compared.
+        0 if every counted case passed, 1 if any failed, 2 for an input that cannot be compared.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     _report(outcomes, as_json=options.json)
-    return 0 if all(outcome.passed for outcome in outcomes) else 1
+    return 0 if all(outcome.passed for outcome in outcomes if not outcome.apart) else 1
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -80,18 +80,25 @@ def _run(check: Check, paths: Sequence[Path]) -> list[Outcome]:
 
 
 def _report(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
-    num_passed = sum(outcome.passed for outcome in outcomes)
-    summary = f"{num_passed} passed, {len(outcomes) - num_passed} failed"
-    if not as_json:
-        for outcome in outcomes:
-            for line in outcome.lines():
-                print(line)
-        print(summary)
+    counted = [outcome for outcome in outcomes if not outcome.apart]
+    summary = _count(counted)
+    if as_json:
+        num_passed = sum(outcome.passed for outcome in counted)
+        cases = list(map(_record, outcomes))
+        print(json.dumps({"passed": num_passed, "failed": len(counted) - num_passed, "cases": cases}))
+        print(summary, file=sys.stderr)
         return
-    print(
-        json.dumps({"passed": num_passed, "failed": len(outcomes) - num_passed, "cases": list(map(_record, outcomes))})
-    )
-    print(summary, file=sys.stderr)
+    for outcome in outcomes:
+        for line in outcome.lines():
+            print(line)
+    for reason in dict.fromkeys(outcome.apart for outcome in outcomes if outcome.apart):
+        print(f"{reason}, counted apart: {_count([outcome for outcome in outcomes if outcome.apart == reason])}")
+    print(summary)
+
+
+def _count(outcomes: Sequence[Outcome]) -> str:
+    num_passed = sum(outcome.passed for outcome in outcomes)
+    return f"{num_passed} passed, {len(outcomes) - num_passed} failed"
 
 
 def _record(outcome: Outcome) -> dict[str, object]:
@@ -101,6 +108,7 @@ def _record(outcome: Outcome) -> dict[str, object]:
     return {
         "case": outcome.case,
         "passed": outcome.passed,
+        "apart": outcome.apart or None,
         "unsupported": outcome.unsupported or None,
         "mismatches": differences,
     }

@@ -28,6 +28,8 @@ class Outcome:
     mismatches: tuple[Mismatch, ...] = ()
     unsupported: str = ""
     """What the case needs and the product does not have; such a case has failed."""
+    apart: str = ""
+    """Why the case alone proves little, in a word; such cases are counted by themselves."""
 
     @property
     def passed(self) -> bool:

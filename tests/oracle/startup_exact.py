@@ -44,7 +44,7 @@ _OLD_MLA_ROW_ALIGNMENT = 256
 
 
 def check(path: Path) -> Iterator[Outcome]:
-    """Compare the records marked `exact` in a file like `startup_logs.json`; circular ones are named so.
+    """Compare the records marked `exact` in a file like `startup_logs.json`; circular ones are counted apart.
 
     Raises:
         OracleInputError: The file is not such a file.
@@ -59,14 +59,14 @@ def check(path: Path) -> Iterator[Outcome]:
 
 
 def _outcome(record: Fields) -> Outcome:
-    case = f"circular: {record['id']}" if record.get("check_is_circular") else record["id"]
+    case, apart = record["id"], "circular" if record.get("check_is_circular") else ""
     try:
         mismatches = _sglang_mismatches(record) if record["engine"] == "sglang" else _vllm_mismatches(record)
     except _NotModelled as error:
-        return Outcome(case=case, unsupported=str(error))
+        return Outcome(case=case, apart=apart, unsupported=str(error))
     except KeyError as error:
-        return Outcome(case=case, unsupported=f"the record does not state {error}")
-    return Outcome(case=case, mismatches=tuple(mismatches))
+        return Outcome(case=case, apart=apart, unsupported=f"the record does not state {error}")
+    return Outcome(case=case, apart=apart, mismatches=tuple(mismatches))
 
 
 class _NotModelled(Exception):
