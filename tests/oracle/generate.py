@@ -81,8 +81,8 @@ CONFIGURATIONS = (
     Configuration(name="small pool", block_size=8, pool_tokens=512, caching=False, min_preemptions=1),
     Configuration(name="small pool, chunks of 48", block_size=16, pool_tokens=512, token_budget=48, min_preemptions=1),
     Configuration(name="small pool", block_size=64, pool_tokens=576, min_preemptions=1),
-    # Five prompts are at least 16 tokens long; the second time their full blocks are all there.
-    Configuration(name="prompts twice", block_size=8, rounds=2, min_hit_tokens=500),
+    # The second time all full blocks before each last token hit: 0 + 8 + 40 + 16 + 32 + 88 + 8 + 432 tokens.
+    Configuration(name="prompts twice", block_size=8, rounds=2, min_hit_tokens=624),
     Configuration(name="bfloat16", block_size=16, token_budget=64, dtype=KVDtype.BFLOAT16),
 )
 
