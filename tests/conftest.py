@@ -1,4 +1,6 @@
-import pytest
+"""What holds for every test."""
 
-# Their assertions are the point of them, so failures should show the values.
-pytest.register_assert_rewrite("tests.fake_device", "tests.paired_schedulers")
+import os
+
+# One thread: results do not depend on the machine, and test processes side by side do not fight for cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
