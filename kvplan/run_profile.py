@@ -61,11 +61,6 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     """Most tokens of a request, prompt and output; none: as many as the model allows."""
     device: Device = "auto"
 
-    def __post_init__(self) -> None:
-        for key, value in self.settings().items():
-            if isinstance(value, int) and value > MAX_NUMBER:
-                raise ValueError(f"{key}: {value} is larger than anything that can be run")
-
     def settings(self) -> dict[str, Setting]:
         """Every key but the description, as plain values."""
         values: dict[str, Setting] = msgspec.to_builtins(self, enc_hook=int)
@@ -231,6 +226,9 @@ def _override(document: object, override: str) -> None:
 
 def _check_complete(point: Point) -> None:
     profile = point.profile
+    for key, value in profile.settings().items():
+        if isinstance(value, int) and value > MAX_NUMBER:
+            raise ConfigError(f"{value} is larger than anything that can be run", where=f"{point.where}: {key}")
     if profile.workload is None:
         message = "key 'workload' is missing: a name under profiles/workloads, or a YAML file"
         raise ConfigError(message, where=point.where)

@@ -95,7 +95,7 @@ def test_a_length_beyond_the_model_is_bad_input(tmp_path: Path) -> None:
 def test_a_pool_beyond_all_measure_is_bad_input_and_not_a_full_memory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"available_kv: [0-9,]+ blocks of 4 tokens are more than the 16,777,216"):
         a_point(tmp_path, "available_kv: 1000TiB")
-    with pytest.raises(ConfigError, match=r"p\.yaml: .*num_blocks: 1\d+ is larger than anything that can be run"):
+    with pytest.raises(ConfigError, match=r"p\.yaml: num_blocks: 1\d+ is larger than anything that can be run"):
         a_point(tmp_path, f"num_blocks: {10**30}")
 
 

@@ -134,3 +134,8 @@ def test_the_shipped_profiles_are_valid() -> None:
         assert load_run(name).profile.about
     for name in find_profiles("sweeps"):
         assert len(load_sweep(name)) > 1
+
+
+def test_a_number_beyond_all_measure_in_a_grid_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"p\.yaml: block_size: 1\d+ is larger than anything that can be run"):
+        load_sweep(a_file(tmp_path, SWEEP), overrides=[f"grid.block_size=[{10**30}]"])
