@@ -115,14 +115,23 @@ def test_output_lengths_stay_the_same_when_the_prompts_change() -> None:
         ({}, "expected either prompts or conversations, or synthetic"),
         ({"prompts": ["a"], "synthetic": {"requests": 1, "prompt_tokens": 1}}, "either prompts or conversations"),
         ({"prompts": [""]}, r"prompts\[0\]"),
-        ({"prompts": ["a"], "max_tokens": 0}, "max_tokens: expected a whole number >= 1 and <= 16777216 or a mapping, got 0"),
+        (
+            {"prompts": ["a"], "max_tokens": 0},
+            "max_tokens: expected a whole number >= 1 and <= 16777216 or a mapping, got 0",
+        ),
         ({"prompts": ["a"], "max_tokens": {"low": 5, "high": 4}}, "expected low <= high, got 5 and 4"),
         ({"prompts": ["a"], "max_token": 3}, "unknown key 'max_token'; did you mean 'max_tokens'?"),
         ({"conversations": [[{"user": "a"}, {"user": "b"}]]}, r"conversations\[0\]\[0\] needs a reply"),
         ({"conversations": [[]]}, r"conversations\[0\]"),
-        ({"prompts": ["a"], "arrival_gap_steps": -1}, "arrival_gap_steps: expected a whole number >= 0 and <= 10000, got -1"),
+        (
+            {"prompts": ["a"], "arrival_gap_steps": -1},
+            "arrival_gap_steps: expected a whole number >= 0 and <= 10000, got -1",
+        ),
         ({"prompts": ["a"], "chat_format": "chatlm"}, "did you mean 'chatml'"),
-        ({"synthetic": {"requests": 0, "prompt_tokens": 1}}, "synthetic.requests: expected a whole number >= 1 and <= 1000000, got 0"),
+        (
+            {"synthetic": {"requests": 0, "prompt_tokens": 1}},
+            "synthetic.requests: expected a whole number >= 1 and <= 1000000, got 0",
+        ),
     ],
 )
 def test_a_workload_that_makes_no_sense_is_refused_by_key(keys: dict[str, object], message: str) -> None:
