@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvengine.block_pool import BlockId
-from kvengine.config import SchedulerConfig
+from kvengine.config import SchedulerConfig, SchedulingPolicy
 from kvengine.request import RequestStatus
 from kvengine.scheduler import Scheduler
 from kvengine.telemetry.schema import BlockFlag, End, Hello, Status, block_code
@@ -18,6 +18,7 @@ from tests.watched_engine import FrameList, WatchedEngine
 class Add:
     prompt: str
     max_tokens: int
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Watch:
 
 # Two letters make equal prefixes common; eight usable blocks of four tokens make preemptions common.
 ACTIONS = st.one_of(
-    st.builds(Add, prompt=st.text("ab", min_size=1, max_size=14), max_tokens=st.integers(1, 12)),
+    st.builds(
+        Add, prompt=st.text("ab", min_size=1, max_size=14), max_tokens=st.integers(1, 12), priority=st.integers(0, 2)
+    ),
     st.builds(Abort, number=st.integers(0, 5)),
     st.builds(Steps, count=st.integers(1, 5)),
     st.just(Poll()),
@@ -125,7 +128,7 @@ def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler, num_steps: 
 def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) -> bool:
     """Do one thing; whether the stream was spoken to."""
     if isinstance(action, Add):
-        watched.add(f"r{number}", prompt=action.prompt, max_tokens=action.max_tokens)
+        watched.add(f"r{number}", prompt=action.prompt, max_tokens=action.max_tokens, priority=action.priority)
     elif isinstance(action, Abort):
         live = [*watched.scheduler.running, *watched.scheduler.waiting]
         if live:
@@ -141,10 +144,19 @@ def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) 
     return False
 
 
-@given(actions=st.lists(ACTIONS, max_size=40), chunk=st.sampled_from([5, 64]), watched_from_start=st.booleans())
+@given(
+    actions=st.lists(ACTIONS, max_size=40),
+    limits=st.builds(
+        SchedulerConfig,
+        max_num_seqs=st.just(4),
+        max_num_batched_tokens=st.sampled_from([5, 64]),
+        max_model_len=st.just(32),
+        policy=st.sampled_from(SchedulingPolicy),
+    ),
+    watched_from_start=st.booleans(),
+)
 @settings(max_examples=150, deadline=None)
-def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, chunk, watched_from_start):
-    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=chunk, max_model_len=32)
+def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, limits, watched_from_start):
     late = FoldingSink(WatchedEngine().facts, is_listening=False)
     steady = FoldingSink(late.state.facts, is_listening=watched_from_start)
     watched = WatchedEngine(late, steady, limits=limits)
@@ -158,17 +170,21 @@ def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, chunk
         assert isinstance(steady.frames[-1], End)
 
 
-@given(actions=st.lists(ACTIONS, max_size=40))
-@settings(max_examples=100, deadline=None)
-def test_the_evictions_told_are_those_of_the_pool(actions):
-    watched = WatchedEngine(
-        sink := FrameList(), limits=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32)
-    )
+ARRIVALS = st.tuples(st.text("abc", min_size=4, max_size=14), st.integers(0, 2), st.integers(0, 4))
+
+
+@given(arrivals=st.lists(ARRIVALS, min_size=4, max_size=24), policy=st.sampled_from(SchedulingPolicy))
+@settings(max_examples=200, deadline=None)
+def test_the_evictions_told_are_those_of_the_pool(arrivals, policy):
+    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=32, policy=policy)
+    watched = WatchedEngine(sink := FrameList(), limits=limits)
     pool = watched.scheduler.kv_cache.pool
     evicted: list[int] = []
     forget = pool._on_evict
     pool._on_evict = lambda blocks: (evicted.extend(blocks), forget(blocks))
-    late = FoldingSink(watched.facts, is_listening=False)
-    for number, action in enumerate([*actions, Steps(1)]):
-        act(watched, late, action, number)
+    for number, (prompt, priority, steps) in enumerate(arrivals):
+        watched.add(f"r{number}", prompt=prompt, max_tokens=12, priority=priority)
+        watched.step(steps)
+    while watched.engine.has_unfinished:
+        watched.step()
     assert sum(getattr(frame, "num_evicted", 0) for frame in sink.frames) == len(evicted)

@@ -77,6 +77,11 @@ async def until(pilot: Pilot, condition: Callable[[], bool]) -> None:
     await pilot.pause()
 
 
+async def shows(pilot: Pilot, pane: LinePane, *texts: str) -> None:
+    """Let the app run until a pane draws all these texts: lists follow the map a little later."""
+    await until(pilot, lambda: all(text in text_of(pane) for text in texts))
+
+
 def is_at(app: KvtopApp, step: int) -> bool:
     """Whether the view shows the state after so many steps."""
     return app.model.picture is not None and app.model.picture.snapshot.step == step

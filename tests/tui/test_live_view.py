@@ -6,7 +6,7 @@ from kvengine.telemetry.reader import RunningEngine
 from kvtop.app import KvtopApp
 from kvtop.view_model import Phase
 from kvtop.widgets.engine_picker import EnginePicker
-from tests.tui.conftest import is_at, text_of, until
+from tests.tui.conftest import is_at, shows, text_of, until
 
 SIZES = [(80, 24), (160, 48)]
 
@@ -19,7 +19,7 @@ async def test_before_the_first_step_the_view_says_that_it_waits_and_shows_no_fi
         assert "ATTACHED" in source
         assert "8 blocks × 4 tokens" in source
         assert "nothing known of the pool yet" in figures
-        assert "waiting for the engine's next step" in text_of(app._map)
+        await shows(pilot, app._map, "waiting for the engine's next step")
         drawn = "\n".join([figures, *(text_of(pane) for pane in app._panes())])
         assert not any(character in drawn for character in "0123456789%"), "nothing is known, so no figure is drawn"
 
@@ -32,12 +32,10 @@ async def test_each_step_of_the_engine_is_shown(live_view, listening_engine, siz
         await until(pilot, lambda: is_at(app, 1))
         listening_engine.step(3)
         await until(pilot, lambda: is_at(app, 4) and app._requests.num_rows == 2)
-        state_line = text_of(app._state_line)
-        assert "● LIVE" in state_line
-        assert "step 4  age" in state_line
+        await shows(pilot, app._state_line, "● LIVE", "step 4  age")
         # 10 tokens known and 9 computed, in blocks of 4: 3 blocks each, the first of them shared: 5 of 8.
-        assert "in use 62.5% 5" in state_line
-        assert "a" in text_of(app._requests)
+        await shows(pilot, app._state_line, "in use 62.5% 5")
+        await shows(pilot, app._requests, "a")
 
 
 async def test_a_paused_view_stands_still_and_catches_up(live_view, listening_engine):
@@ -50,7 +48,7 @@ async def test_a_paused_view_stands_still_and_catches_up(live_view, listening_en
         listening_engine.step(5)
         await until(pilot, lambda: app._unseen is not None and app._unseen.step == 6)
         assert is_at(app, 1)
-        assert "‖ PAUSED" in text_of(app._state_line)
+        await shows(pilot, app._state_line, "‖ PAUSED")
         assert "b" not in [event.request_id for event in app.model.events]
         await pilot.press("space")
         await until(pilot, lambda: is_at(app, 6))
@@ -64,8 +62,8 @@ async def test_an_engine_that_closes_is_shown_as_ended_with_its_reason(live_view
         await until(pilot, lambda: is_at(app, 2))
         listening_engine.engine.close("interrupted")
         await until(pilot, lambda: app.model.status.phase is Phase.ENDED)
-        assert "■ ENDED  interrupted" in text_of(app._state_line)
-        assert "a" in text_of(app._requests)
+        await shows(pilot, app._state_line, "■ ENDED  interrupted")
+        await shows(pilot, app._requests, "a")
 
 
 async def test_an_engine_that_dies_is_shown_as_disconnected_with_its_last_state_dimmed(live_view, listening_engine):
@@ -78,8 +76,8 @@ async def test_an_engine_that_dies_is_shown_as_disconnected_with_its_last_state_
         for viewer in listening_engine.publisher._sinks[0]._viewers:
             viewer.close()
         await until(pilot, lambda: app.model.status.phase is Phase.GONE and app.screen.has_class("-stale"))
-        assert "× DISCONNECTED" in text_of(app._state_line)
-        assert "went away without a goodbye" in text_of(app._state_line)
+        await shows(pilot, app._state_line, "× DISCONNECTED")
+        await shows(pilot, app._state_line, "went away without a goodbye")
         assert text_of(app._map) == map_before
         assert app._map.opacity < 1
         assert app.is_running

@@ -1,12 +1,13 @@
 """A recording in the view: moving through it, selecting, sorting."""
 
 import pytest
+from textual.geometry import Region
 
 from kvengine.telemetry.schema import Status
 from kvtop.source import StepBy
 from kvtop.view_model import SortKey
 from kvtop.widgets.help_screen import HelpScreen
-from tests.tui.conftest import blocks_drawn_as, is_at, text_of, until
+from tests.tui.conftest import blocks_drawn_as, is_at, shows, text_of, until
 
 SIZES = [(80, 24), (160, 48)]
 
@@ -20,7 +21,7 @@ async def test_step_keys_move_through_the_recording_one_step_at_a_time(recording
         await until(pilot, lambda: is_at(app, 3))
         await pilot.press("comma")
         await until(pilot, lambda: is_at(app, 2))
-        assert "step 2" in text_of(app._state_line)
+        await shows(pilot, app._state_line, "step 2")
 
 
 async def test_space_plays_and_stops(recording_view):
@@ -31,7 +32,7 @@ async def test_space_plays_and_stops(recording_view):
         await until(pilot, lambda: app.model.playhead.position >= 2)
         await pilot.press("space")
         await until(pilot, lambda: not app.model.playhead.is_playing)
-        assert "‖ ×4" in text_of(app._playback)
+        await shows(pilot, app._playback, "‖ ×4")
 
 
 async def test_home_end_and_the_slider_go_to_a_place(recording_view):
@@ -40,7 +41,7 @@ async def test_home_end_and_the_slider_go_to_a_place(recording_view):
         await pilot.press("end")
         await until(pilot, lambda: is_at(app, last))
         assert app.model.picture.snapshot.requests == ()
-        assert "no request is waiting or running" in text_of(app._requests)
+        await shows(pilot, app._requests, "no request is waiting or running")
         await pilot.press("home")
         await until(pilot, lambda: is_at(app, 0))
         first, columns = app._playback._slider
@@ -53,9 +54,9 @@ async def test_n_goes_to_the_next_preemption(recording_view):
         await pilot.press("n")
         await until(pilot, lambda: app.model.picture.counters.preemptions == 1)
         assert any(request.status is Status.PREEMPTED for request in app.model.picture.snapshot.requests)
-        assert "▲ preempted" in text_of(app._requests)
-        assert "▲ preempt" in text_of(app._events)
-        assert "gives up" in text_of(app._events)
+        await shows(pilot, app._requests, "▲ preempted")
+        await shows(pilot, app._events, "▲ preempt")
+        await shows(pilot, app._events, "gives up")
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -82,7 +83,7 @@ async def test_sorting_puts_the_request_with_most_blocks_first(recording_view):
         await until(pilot, lambda: is_at(app, 4))
         await pilot.press("s")
         assert app.model.sort_key is SortKey.BLOCKS
-        assert "blocks▾" in text_of(app._requests)
+        await shows(pilot, app._requests, "blocks▾")
         numbers = [len(request.block_table) for request in app.model.sorted_requests()]
         assert numbers == sorted(numbers, reverse=True)
         assert len(set(numbers)) > 1
@@ -94,13 +95,11 @@ async def test_the_block_cursor_tells_who_holds_a_block(recording_view):
         await until(pilot, lambda: is_at(app, 1))
         await pilot.press("1", "down")
         await until(pilot, lambda: app.model.cursor == 0)
-        assert "a placeholder that no request holds" in text_of(app._block)
+        await shows(pilot, app._block, "a placeholder that no request holds")
         await pilot.press("right")
         await until(pilot, lambda: app.model.cursor == 1)
-        text = text_of(app._block)
-        assert "◆ shared  ref 2  in the prefix cache  slots 4–7" in text
-        assert "held by a[0] b[0]" in text
-        assert "4 of 4 slots filled" in text
+        await shows(pilot, app._block, "◆ shared  ref 2  in the prefix cache  slots 4–7")
+        await shows(pilot, app._block, "held by a[0] b[0]", "4 of 4 slots filled")
         await pilot.press("enter", "enter")
         await until(pilot, lambda: app.model.selected_id == "b")
 
@@ -133,3 +132,15 @@ async def test_q_leaves(recording_view):
         await pilot.pause()
         assert not app.is_running
         assert app.return_code == 0
+
+
+async def test_the_terminal_gets_what_the_map_would_draw_anew(recording_view):
+    # The map redraws only the rows that changed; what is kept of the others must still be right.
+    async with recording_view((80, 24)) as (app, pilot):
+        pool_map = app._map
+        for step in range(1, 12):
+            await pilot.press("full_stop")
+            await until(pilot, lambda step=step: is_at(app, step))
+            kept = pool_map.render_lines(Region(0, 0, *pool_map.outer_size))[1:-1]
+            fresh = [pool_map.render_line(y).text for y in range(pool_map.size.height)]
+            assert [strip.text[1:-1] for strip in kept] == fresh

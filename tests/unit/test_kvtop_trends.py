@@ -52,7 +52,7 @@ def test_the_column_of_the_step_shown_is_marked():
 
 def test_a_long_live_trend_is_thinned_and_keeps_its_peaks_and_totals(monkeypatch):
     monkeypatch.setattr(trends, "MAX_SAMPLES", 8)
-    log = a_log(*[a_sample(step, used=8 if step == 3 else 0, output=step) for step in range(9)], keeps_all=False)
+    log = a_log(*[a_sample(step, used=8 if step == 2 else 0, output=step) for step in range(9)], keeps_all=False)
     assert len(log) == 5
     columns = log.columns(1, 8)
     assert columns.in_use == [1.0]
