@@ -10,7 +10,7 @@ from kvengine.observer import TelemetryPublisher, engine_facts
 from kvengine.runner import SyntheticRunner
 from kvengine.scheduler import Scheduler
 from kvengine.telemetry.framing import LENGTH, decode_payload
-from kvengine.telemetry.schema import Frame, Hello
+from kvengine.telemetry.schema import Delta, Frame, Hello, Snapshot
 from kvengine.telemetry.writer import FrameSink
 from tests.builders import a_request, an_engine_config
 
@@ -76,9 +76,7 @@ class WatchedEngine:
         """The engine's own books, to compare with what the stream says."""
         return self.engine._scheduler
 
-    def add(
-        self, *names: str, prompt: str | Sequence[int] = "abcdef", max_tokens: int = 4, priority: int = 0
-    ) -> None:
+    def add(self, *names: str, prompt: str | Sequence[int] = "abcdef", max_tokens: int = 4, priority: int = 0) -> None:
         for name in names:
             self.engine.add_request(a_request(name, prompt=prompt, max_tokens=max_tokens, priority=priority))
 
@@ -107,3 +105,12 @@ def record_a_run(path: Path, *, closes: bool = True) -> None:
         watched.step()
     if closes:
         watched.engine.close("done")
+
+
+def frames_of_a_run(steps: int = 6) -> tuple[Hello, list[Snapshot | Delta]]:
+    """What the stream says of two requests with equal prompts, a snapshot first."""
+    sink = FrameList()
+    watched = WatchedEngine(sink)
+    watched.add("a", "b", max_tokens=9)
+    watched.step(steps)
+    return watched.facts, [frame for frame in sink.frames if isinstance(frame, Snapshot | Delta)]

@@ -2,17 +2,9 @@ import numpy as np
 import pytest
 
 from kvengine.errors import TelemetryError
-from kvengine.telemetry.schema import Delta, Hello, Snapshot
+from kvengine.telemetry.schema import Delta, Hello
 from kvengine.telemetry.state import BlockState, StreamState, block_states
-from tests.watched_engine import FrameList, WatchedEngine
-
-
-def frames_of_a_run(steps: int = 6) -> tuple[Hello, list[Snapshot | Delta]]:
-    sink = FrameList()
-    watched = WatchedEngine(sink)
-    watched.add("a", "b", max_tokens=9)
-    watched.step(steps)
-    return watched.facts, [frame for frame in sink.frames if isinstance(frame, Snapshot | Delta)]
+from tests.watched_engine import frames_of_a_run
 
 
 def test_the_five_states_follow_from_count_and_flags():
