@@ -1,5 +1,6 @@
 """A GPU's memory from a profile, from a size that was typed, or from the card itself."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,6 +25,15 @@ class GpuSpec:
     """Memory of the card, as its tools print it."""
     driver_reserve: Amount
     """Part of it that a process never sees; engines take their fraction of the rest."""
+    compute_capability: float | None = None
+    """CUDA's; None where it is not known, or the card is not one of NVIDIA's."""
+    is_unified: bool = False
+    """Whether it shares the host's memory; its driver then tells no total."""
+
+    @property
+    def process_bytes(self) -> int:
+        """The total that a process sees."""
+        return self.total_bytes - self.driver_reserve.size_bytes
 
 
 class Figure(FileSchema, frozen=True, kw_only=True):
@@ -50,6 +60,8 @@ class GpuProfile(FileSchema, frozen=True, kw_only=True):
     fp8_tflops: Figure | None = None
     compute_capability: str = ""
     """CUDA compute capability, or the gfx name of an AMD card."""
+    unified_memory: bool = False
+    """Whether it shares the host's memory."""
 
 
 def load_gpu(name: str) -> GpuSpec:
@@ -86,20 +98,28 @@ def load_gpu_profile(profile: Profile) -> GpuSpec:
         total = data.memory_mib or data.process_memory_mib
         assert total is not None, "one of them is there"
         reserve = UNKNOWN_RESERVE if data.memory_mib else sure(0, Evidence.TABLE)
-        return GpuSpec(name=data.name, total_bytes=int(total.value * MIB), driver_reserve=reserve)
-    reserve_mib = data.memory_mib.value - data.process_memory_mib.value
-    if reserve_mib < 0:
-        raise ConfigError("process_memory_mib is more than memory_mib", where=str(profile.path))
+    else:
+        total = data.memory_mib
+        reserve_mib = data.memory_mib.value - data.process_memory_mib.value
+        if reserve_mib < 0:
+            raise ConfigError("process_memory_mib is more than memory_mib", where=str(profile.path))
+        reserve = sure(int(reserve_mib * MIB), Evidence.TABLE)
     return GpuSpec(
         name=data.name,
-        total_bytes=int(data.memory_mib.value * MIB),
-        driver_reserve=sure(int(reserve_mib * MIB), Evidence.TABLE),
+        total_bytes=int(total.value * MIB),
+        driver_reserve=reserve,
+        compute_capability=_cuda_capability(data.compute_capability),
+        is_unified=data.unified_memory,
     )
 
 
 def gpu_of_size(size_bytes: int) -> GpuSpec:
     """Return a card of a size that was typed, taken as the total that a process sees."""
     return GpuSpec(name="", total_bytes=size_bytes, driver_reserve=sure(0, Evidence.GIVEN))
+
+
+def _cuda_capability(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+\.\d+", text) else None
 
 
 def _read(profile: Profile) -> GpuProfile:

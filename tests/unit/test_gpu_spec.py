@@ -65,3 +65,12 @@ def test_a_number_without_a_source_or_a_sense_is_refused(tmp_path: Path, figures
     with pytest.raises(ConfigError) as caught:
         load_gpu_profile(Profile(kind="gpus", name="mine", path=path, origin="user"))
     assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_a_card_knows_its_cuda_capability_and_whether_it_shares_the_hosts_memory() -> None:
+    assert load_gpu("v100-32gb").compute_capability == 7.0
+    assert load_gpu("mi300x").compute_capability is None
+    spark, h100 = load_gpu("dgx-spark"), load_gpu("h100")
+    assert (spark.is_unified, h100.is_unified) == (True, False)
+    # 81,559 MiB on the card, 81,089 of them for processes.
+    assert h100.process_bytes == 81_089 * 2**20
