@@ -18,7 +18,6 @@ BLOCK_NAMES = {
     BlockState.SHARED: "shared",
 }
 STATUS_GLYPHS = {Status.RUNNING: "●", Status.WAITING: "○", Status.PREEMPTED: "▲"}
-STATUS_NAMES = {Status.RUNNING: "run", Status.WAITING: "wait", Status.PREEMPTED: "preempted"}
 LEVELS = " ▁▂▃▄▅▆▇█"
 """Eighths of a cell, from the bottom."""
 MISSING = "–"
