@@ -235,6 +235,7 @@ class KvtopApp(App[None]):
 
     def _select(self, request_id: str | None) -> None:
         self.model.selected_id = request_id
+        self._requests.reveal_selected()
         for pane in (self._map, self._table, self._requests):
             pane.update_view()
 

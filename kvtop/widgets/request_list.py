@@ -138,6 +138,12 @@ class RequestList(ListPane):
         if offset.y >= self.HEADER_LINES and row < len(self._rows):
             self.post_message(self.Selected(self._rows[row].request_id))
 
+    def reveal_selected(self) -> None:
+        """Scroll to the selected request, wherever it was selected."""
+        index = self._selected_index()
+        if index is not None:
+            self._reveal(index)
+
     def describe_empty(self) -> str:
         """Why there is no row."""
         return "no step yet" if self.model.picture is None else "no request is waiting or running"
