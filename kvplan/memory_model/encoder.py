@@ -1,0 +1,82 @@
+"""What an image encoder works on, which vLLM's profiling run fills with as many images as a step may hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_MERGED_IMAGE_TOKENS = 16_384
+"""Largest image of encoders that take any size and merge patches (Qwen2-VL: 12,845,056 pixels, 28 x 28 a token)."""
+_UNKNOWN_IMAGE_TOKENS = 1024
+_WIDTH_PER_HIDDEN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderShape:
+    """Sizes of an image encoder."""
+
+    hidden_size: int
+    mlp_width: int
+    patches_per_token: int = 1
+    """Patches that become one token of the language model."""
+    tokens_per_image: int = _UNKNOWN_IMAGE_TOKENS
+    """Tokens of the largest image."""
+
+    def patches(self, num_tokens: int) -> int:
+        """Return the patches of as many of the largest images as a step of that many tokens holds, at least one."""
+        return max(1, num_tokens // self.tokens_per_image) * self.tokens_per_image * self.patches_per_token
+
+
+def read_encoder_shape(config: Mapping[str, object]) -> EncoderShape | None:
+    """Read the encoder from a whole configuration; None where there is none, or its sizes are not stated.
+
+    Args:
+        config: The top level of a `config.json`.
+    """
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        return None
+    hidden = _count(vision, "vt_hidden_size", "embed_dim", "hidden_size")
+    if not hidden:
+        return None
+    ratio = _count(vision, "mlp_ratio") or _WIDTH_PER_HIDDEN
+    patches_per_token = _patches_per_token(config, vision)
+    return EncoderShape(
+        hidden_size=hidden,
+        mlp_width=_count(vision, "vt_intermediate_size", "intermediate_size") or ratio * hidden,
+        patches_per_token=patches_per_token,
+        tokens_per_image=_tokens_per_image(config, vision, patches_per_token),
+    )
+
+
+def _patches_per_token(config: Mapping[str, object], vision: Mapping[str, object]) -> int:
+    side = _count(vision, "pooling_kernel_size", "spatial_merge_size", "merge_kernel_size")
+    side = side or _count(config, "spatial_merge_size")
+    if side:
+        return side * side
+    tokens = _count(config, "mm_tokens_per_image")
+    return max(1, _patches_per_image(vision) // tokens) if tokens else 1
+
+
+def _tokens_per_image(config: Mapping[str, object], vision: Mapping[str, object], patches_per_token: int) -> int:
+    stated = _count(config, "mm_tokens_per_image", "vision_soft_tokens_per_image")
+    if stated:
+        return stated
+    patches = _patches_per_image(vision)
+    if patches:
+        return max(1, patches // patches_per_token)
+    return _MERGED_IMAGE_TOKENS if patches_per_token > 1 else _UNKNOWN_IMAGE_TOKENS
+
+
+def _patches_per_image(vision: Mapping[str, object]) -> int:
+    image, patch = _count(vision, "image_size"), _count(vision, "patch_size")
+    return (image // patch) ** 2 if image and patch else 0
+
+
+def _count(config: Mapping[str, object], *keys: str) -> int:
+    """Return the first key that holds a count from 1 to a million, or a list that starts with one; 0 without one."""
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1_000_000:
+            return value
+    return 0
