@@ -48,6 +48,8 @@ class VllmConstants(FileSchema, frozen=True, kw_only=True):
     """Outside torch with one GPU, under the V0 engine: kernels, handles, libraries."""
     non_torch_v1_bytes: Constant
     """The same under the V1 engine."""
+    context_bytes: Constant
+    """The CUDA context, which old versions count as theirs."""
     communication_bytes: dict[str, Constant]
     """What each of several GPUs needs more, by engine and least number of GPUs: `V1-2`, `V1-8`."""
     cuda_graphs_bytes: Constant

@@ -1,12 +1,22 @@
-"""What an image encoder works on, which vLLM's profiling run fills with as many images as a step may hold."""
+"""An image encoder: its weights, and what it works on when vLLM's profiling run fills a step with images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from kvengine.units import cdiv
+from kvplan.estimate import Amount, estimated
 
 _MERGED_IMAGE_TOKENS = 16_384
 """Largest image of encoders that take any size and merge patches (Qwen2-VL: 12,845,056 pixels, 28 x 28 a token)."""
 _UNKNOWN_IMAGE_TOKENS = 1024
 _WIDTH_PER_HIDDEN = 4
+_USUAL_LAYERS = 27
+_MLP_MATRICES = 2
+"""A gated MLP has 3, and a width that is smaller for it."""
+_WEIGHT_BYTES = 2
+"""Encoders are left out of quantisation."""
+_WEIGHT_DOUBT = 0.4
+"""Projectors, gates and embeddings are not counted one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +25,7 @@ class EncoderShape:
 
     hidden_size: int
     mlp_width: int
+    num_layers: int = _USUAL_LAYERS
     patches_per_token: int = 1
     """Patches that become one token of the language model."""
     tokens_per_image: int = _UNKNOWN_IMAGE_TOKENS
@@ -23,6 +34,16 @@ class EncoderShape:
     def patches(self, num_tokens: int) -> int:
         """Return the patches of as many of the largest images as a step of that many tokens holds, at least one."""
         return max(1, num_tokens // self.tokens_per_image) * self.tokens_per_image * self.patches_per_token
+
+    def weights(self, ranks: int) -> Amount:
+        """Return its weights on one of so many GPUs; some engines give every one of them the whole encoder.
+
+        Worked value: 27 layers of 1,152 with an MLP of 4,304 (Gemma 3, Qwen3-VL): 0.77 GiB.
+        """
+        layer = 4 * self.hidden_size**2 + _MLP_MATRICES * self.hidden_size * self.mlp_width
+        whole = _WEIGHT_BYTES * self.num_layers * layer
+        share = cdiv(whole, ranks)
+        return estimated(int(share * (1 - _WEIGHT_DOUBT)), share, int(whole * (1 + _WEIGHT_DOUBT)))
 
 
 def read_encoder_shape(config: Mapping[str, object]) -> EncoderShape | None:
@@ -42,6 +63,7 @@ def read_encoder_shape(config: Mapping[str, object]) -> EncoderShape | None:
     return EncoderShape(
         hidden_size=hidden,
         mlp_width=_count(vision, "vt_intermediate_size", "intermediate_size") or ratio * hidden,
+        num_layers=_count(vision, "vt_num_hidden_layers", "depth", "num_hidden_layers") or _USUAL_LAYERS,
         patches_per_token=patches_per_token,
         tokens_per_image=_tokens_per_image(config, vision, patches_per_token),
     )

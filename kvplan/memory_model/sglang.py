@@ -30,7 +30,6 @@ class SglangStart:
     cuda_graph_max_bs: int | None = None
     speculative: bool = False
     encoder: EncoderShape | None = None
-    encoder_layers: int = 24
 
 
 def before_load(start: SglangStart, constants: SglangConstants) -> Amount:
@@ -104,5 +103,5 @@ def _encoder_factor(start: SglangStart) -> float:
         return 1.0
     if start.version < (0, 5, 0):
         return 0.9
-    complexity = start.encoder_layers * start.encoder.hidden_size**2 / (24 * 1024**2)
+    complexity = start.encoder.num_layers * start.encoder.hidden_size**2 / (24 * 1024**2)
     return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (complexity - 1)))

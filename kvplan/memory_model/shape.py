@@ -15,6 +15,18 @@ _MAX_SIZE = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentShape:
+    """Sizes of multi-head latent attention, of the whole model."""
+
+    num_layers: int
+    num_heads: int
+    query_width: int
+    """What queries are projected from: their own latent, or the hidden state."""
+    kv_rank: int
+    rope_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
     """What the activations of one step are made of, in elements per token of the whole model."""
 
@@ -25,8 +37,8 @@ class StepShape:
     expert_width: int = 0
     """Of one expert; 0 for dense models."""
     experts_per_token: int = 0
-    is_latent: bool = False
-    """Whether it has multi-head latent attention."""
+    latent: LatentShape | None = None
+    """Of multi-head latent attention; None for other kinds."""
     is_hybrid: bool = False
     """Whether some layers keep a state instead of tokens."""
     encoder: EncoderShape | None = None
@@ -60,9 +72,22 @@ def read_step_shape(
         mlp_width=stated_width or (0 if expert_width else _WIDTH_PER_HIDDEN * geometry.hidden_size),
         expert_width=expert_width,
         experts_per_token=experts_per_token,
-        is_latent=bool(_first_count(text, ("kv_lora_rank",))),
+        latent=_latent(text, geometry),
         is_hybrid=is_hybrid,
         encoder=read_encoder_shape(config),
+    )
+
+
+def _latent(text: Mapping[str, object], geometry: Geometry) -> LatentShape | None:
+    rank = _first_count(text, ("kv_lora_rank",))
+    if not rank:
+        return None
+    return LatentShape(
+        num_layers=geometry.num_layers,
+        num_heads=geometry.num_attention_heads,
+        query_width=_first_count(text, ("q_lora_rank",)) or geometry.hidden_size,
+        kv_rank=rank,
+        rope_size=_first_count(text, ("qk_rope_head_dim",)),
     )
 
 

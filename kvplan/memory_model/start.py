@@ -60,6 +60,14 @@ class EngineStart:
         is_old = capability is not None and capability < 8.0
         return self.version < (0, 8, 0) or (is_old and self.version < (0, 11, 0))
 
+    @property
+    def counts_context(self) -> bool:
+        """Whether all that is in use counts as the engine's own, the CUDA context included.
+
+        V0 takes what was there before it off from 0.6.5 on, V1 from 0.9 on.
+        """
+        return self.version < ((0, 6, 5) if self.runs_v0 else (0, 9, 0))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
@@ -90,7 +98,7 @@ _LONG_CONTEXT = 32_768
 
 def _v0_limits(start: EngineStart, shape: StepShape) -> StepLimits:
     """V0 profiles a step of whole prompts; only plain models of long context split them."""
-    if start.max_model_len > _LONG_CONTEXT and not (shape.is_latent or shape.encoder):
+    if start.max_model_len > _LONG_CONTEXT and not (shape.latent or shape.encoder):
         return StepLimits(num_seqs=256, num_tokens=2048)
     return StepLimits(num_seqs=256, num_tokens=max(2048, start.max_model_len))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvplan.estimate import Amount
 from kvplan.memory_model.activation import activation_peak
-from kvplan.memory_model.amounts import exactly
+from kvplan.memory_model.amounts import exactly, total
 from kvplan.memory_model.constants import Constant, VllmConstants
 from kvplan.memory_model.shape import StepShape
 from kvplan.memory_model.start import EngineStart, Generation
@@ -46,7 +46,8 @@ def cuda_graphs(start: EngineStart, constants: VllmConstants) -> Amount:
 
 
 def _non_torch(start: EngineStart, constants: VllmConstants) -> Amount:
-    return (constants.non_torch_v0_bytes if start.runs_v0 else constants.non_torch_v1_bytes).times(1)
+    own = (constants.non_torch_v0_bytes if start.runs_v0 else constants.non_torch_v1_bytes).times(1)
+    return total(own, constants.context_bytes.times(1)) if start.counts_context else own
 
 
 def _communication(start: EngineStart, constants: VllmConstants) -> Amount:
@@ -55,11 +56,11 @@ def _communication(start: EngineStart, constants: VllmConstants) -> Amount:
 
 
 def communication_constant(known: dict[str, Constant], generation: Generation, ranks: int) -> Constant:
-    """Return the number for so many GPUs: of the largest group that is not larger, of the same engine if it has one."""
+    """Return the number of the largest known group that is not larger, of the same engine where it has such a one."""
 
     def rank(key: str) -> tuple[bool, bool, int]:
         engine, _, least = key.partition("-")
         fits = int(least) <= ranks
-        return engine == generation.value, fits, int(least) if fits else -int(least)
+        return fits, engine == generation.value, int(least) if fits else -int(least)
 
     return known[max(known, key=rank)]

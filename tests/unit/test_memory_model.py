@@ -6,13 +6,15 @@ from kvplan.estimate import Amount
 from kvplan.memory_model.activation import Moment, Sampling, activation_moments, activation_peak, sampling_of
 from kvplan.memory_model.constants import Constant, VllmConstants
 from kvplan.memory_model.encoder import EncoderShape, read_encoder_shape
-from kvplan.memory_model.shape import StepShape, read_step_shape
+from kvplan.memory_model.loading import absorbed_projections, expert_padding
+from kvplan.memory_model.shape import LatentShape, StepShape, read_step_shape
 from kvplan.memory_model.start import Card, EngineStart, Generation, default_utilization, step_limits
 from kvplan.memory_model.vllm import vllm_parts
 from kvplan.parameters import Geometry
 
 GIB = 2**30
 LLAMA_8B = StepShape(hidden_size=4096, vocab_size=128_256, mlp_width=14_336)
+DEEPSEEK_R1 = LatentShape(num_layers=61, num_heads=128, query_width=1536, kv_rank=512, rope_size=64)
 
 
 def a_constant(low: float, likely: float, high: float) -> Constant:
@@ -29,6 +31,7 @@ def some_constants(**changes: object) -> VllmConstants:
         "workspace_bytes": a_constant(0, 40, 80),
         "non_torch_v0_bytes": a_constant(1, 2, 30),
         "non_torch_v1_bytes": a_constant(10, 13, 14),
+        "context_bytes": a_constant(100, 200, 300),
         "communication_bytes": {
             "V0-8": a_constant(400, 700, 900),
             "V1-2": a_constant(20, 40, 60),
@@ -69,7 +72,7 @@ def test_v0_profiles_whole_prompts_and_splits_only_plain_models_of_long_context(
     assert v0.runs_v0
     assert limits_of(v0) == (256, 29_000)
     assert limits_of(a_start((0, 7, 3), max_model_len=35_000)) == (256, 2048)
-    latent = StepShape(hidden_size=7168, vocab_size=129_280, is_latent=True)
+    latent = StepShape(hidden_size=7168, vocab_size=129_280, latent=DEEPSEEK_R1)
     assert limits_of(a_start((0, 7, 3), max_model_len=128_000), latent) == (256, 128_000)
     assert limits_of(a_start((0, 7, 3), max_model_len=512)) == (256, 2048)
 
@@ -192,14 +195,26 @@ def test_several_gpus_add_communication_and_newer_versions_graphs() -> None:
         ((0, 11, 0), 3, 40),
         ((0, 11, 0), 16, 60),
         ((0, 7, 3), 8, 700),
-        # V0 with fewer ranks than any log of it: the smallest group that is known.
-        ((0, 7, 3), 2, 700),
+        # No log of V0 has so few ranks: what V1 needs for them.
+        ((0, 7, 3), 2, 40),
     ],
 )
 def test_communication_is_that_of_the_largest_known_group_that_is_not_larger(
     version: tuple[int, int, int], ranks: int, likely: int
 ) -> None:
     assert part_sizes(a_start(version, tensor_parallel=ranks))["communication"].size_bytes == likely
+
+
+@pytest.mark.parametrize(
+    ("version", "generation", "counted"),
+    [((0, 6, 4), None, 200), ((0, 6, 5), None, 0), ((0, 8, 5), Generation.V1, 200), ((0, 9, 0), Generation.V1, 0)],
+)
+def test_old_versions_count_the_context_as_their_own(
+    version: tuple[int, int, int], generation: Generation | None, counted: int
+) -> None:
+    own = 2 if generation is None else 13
+
+    assert part_sizes(a_start(version, generation=generation))["non_torch"].size_bytes == own + counted
 
 
 def test_what_logs_do_not_account_for_is_a_share_of_the_card() -> None:
@@ -235,7 +250,7 @@ def test_experts_are_read_in_their_spellings() -> None:
         GEOMETRY,
     )
     assert (deepseek.expert_width, deepseek.experts_per_token, deepseek.mlp_width) == (24, 8, 96)
-    assert deepseek.is_latent
+    assert deepseek.latent == LatentShape(num_layers=1, num_heads=4, query_width=32, kv_rank=16)
     mixtral = read_step_shape({"intermediate_size": 96, "num_experts_per_tok": 2}, {}, GEOMETRY)
     assert (mixtral.expert_width, mixtral.experts_per_token) == (96, 2)
     # Hunyuan lists a count for each layer.
@@ -280,3 +295,28 @@ def test_encoders_are_read_in_their_spellings() -> None:
 @pytest.mark.parametrize("config", [{}, {"vision_config": None}, {"vision_config": []}, {"vision_config": {}}])
 def test_no_encoder_is_read_where_none_is_described(config: dict[str, object]) -> None:
     assert read_encoder_shape(config) is None
+
+
+# -------------------------------------------------------------------------------------------------- loading
+
+
+def test_mxfp4_experts_are_padded_and_others_are_not() -> None:
+    # gpt-oss: 2,880 becomes 3,072, and with Marlin's kernels the width 2,944: 6.67 % or 9.04 % more.
+    oss = StepShape(hidden_size=2880, vocab_size=201_088, expert_width=2880, experts_per_token=4)
+    padding = expert_padding(oss, 9000, method="mxfp4")
+
+    assert (padding.low_bytes, padding.size_bytes, padding.high_bytes) == (0, 600, 813)
+    assert expert_padding(oss, 9000, method="fp8").high_bytes == 0
+    assert expert_padding(LLAMA_8B, 9000, method="mxfp4").high_bytes == 0
+
+
+def test_0_7_kept_products_of_latent_projections_as_a_public_log_says() -> None:
+    r1 = StepShape(hidden_size=7168, vocab_size=129_280, latent=DEEPSEEK_R1)
+
+    def extra(version: tuple[int, int, int]) -> int:
+        return absorbed_projections(a_start(version, tensor_parallel=8), r1, is_fp8=True).size_bytes
+
+    # 61 layers of 16 heads; the log of 0.7.3 on 8 H200 loads 83.88 GiB, 4.6 more than the checkpoint's share.
+    assert extra((0, 7, 3)) == 61 * 16 * (1536 * 512 + 512 * 7168 + 2 * 1536 * 64)
+    assert extra((0, 7, 3)) / GIB == pytest.approx(4.23, abs=0.01)
+    assert extra((0, 7, 0)) == extra((0, 8, 0)) == 0
