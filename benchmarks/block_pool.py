@@ -20,7 +20,7 @@ from hashlib import blake2b
 from benchmarks.measure import REPEATS, Figure, cpu_s, machine, median, report
 from benchmarks.plain_pool import PlainBlock, PlainPool
 from kvengine.block_pool import BlockId, BlockPool
-from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache
+from kvengine.prefix_cache import BlockKey, HashChain, PrefixCache
 
 POOL_BLOCKS = 26_785
 BATCH = 256
@@ -95,7 +95,8 @@ def us_for_hashed() -> tuple[float, float]:
     pool, cache = a_pool()
     tables: list[list[BlockId]] = []
     while (blocks := pool.try_allocate(BATCH)) is not None:
-        cache.insert(blocks, [BlockHash(digest) for digest in digests(len(tables))])
+        keys = [BlockKey(digest) for digest in digests(len(tables))]
+        cache.insert(blocks, keys, first_length=16, block_size=16)
         pool.mark_cached(blocks)
         tables.append(blocks)
     pool.try_allocate(pool.num_free)

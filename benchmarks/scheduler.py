@@ -68,10 +68,12 @@ class TimedScheduler(Scheduler):
         self.num_scheduled += len(output.scheduled)
         return output
 
-    def update(self, output: SchedulerOutput, sampled: Mapping[RequestId, int]) -> list[Request]:
+    def update(
+        self, output: SchedulerOutput, sampled: Mapping[RequestId, int], accepted: Mapping[RequestId, int] | None = None
+    ) -> list[Request]:
         """Take in what a step computed, on the clock."""
         start_ns = time.process_time_ns()
-        finished = super().update(output, sampled)
+        finished = super().update(output, sampled, accepted)
         self.cpu_ns += time.process_time_ns() - start_ns
         return finished
 
@@ -79,8 +81,6 @@ class TimedScheduler(Scheduler):
 def case_figures(case: Case) -> list[Figure]:
     """One case of the oracle's format, run as the oracle runs it."""
     scenario = case.scenario
-    if scenario.unsupported():
-        raise OracleInputError(f"{scenario.name}: {scenario.unsupported()}")
 
     def run() -> TimedScheduler:
         scheduler = TimedScheduler(scenario.engine_config())

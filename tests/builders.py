@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from kvengine.block_pool import BlockId, BlockPool
 from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.kv_groups.kinds import GroupKind
+from kvengine.presets import VLLM_0_32, EnginePreset
 from kvengine.request import Request, RequestId, SamplingParams
 from kvengine.spec import KVCacheSpec, KVDtype
 
@@ -16,7 +18,16 @@ def a_kv_cache_spec(*, block_size: int = 4) -> KVCacheSpec:
 
 
 def an_engine_config(
-    *, num_blocks: int = 9, block_size: int = 4, caching: bool = True, limits: SchedulerConfig | None = None
+    *,
+    num_blocks: int = 9,
+    block_size: int = 4,
+    caching: bool = True,
+    limits: SchedulerConfig | None = None,
+    groups: Sequence[GroupKind] = (),
+    retention_interval: int | None = 0,
+    prefix_match_unit: int | None = None,
+    context_parallel_size: int = 1,
+    preset: EnginePreset = VLLM_0_32,
 ) -> EngineConfig:
     """Eight usable blocks of four tokens unless told otherwise."""
     return EngineConfig(
@@ -24,6 +35,11 @@ def an_engine_config(
         num_blocks=num_blocks,
         enable_prefix_caching=caching,
         scheduler=limits or SchedulerConfig(),
+        groups=tuple(groups),
+        retention_interval=retention_interval,
+        prefix_match_unit=prefix_match_unit,
+        context_parallel_size=context_parallel_size,
+        preset=preset,
     )
 
 

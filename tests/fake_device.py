@@ -25,7 +25,7 @@ class FakeDevice:
         self._slots: Keys = np.zeros(num_blocks * block_size, dtype=np.int64)
         self._keys: dict[Request, array[int]] = {}
 
-    def execute(self, output: SchedulerOutput) -> None:
+    def execute(self, output: SchedulerOutput, accepted: object = None) -> None:
         """Copy, store and attend.
 
         Raises:

@@ -124,7 +124,7 @@ class PlainScheduler:
         if count > step.budget and not self.limits.enable_chunked_prefill:
             return False
         count = min(count, step.budget)
-        in_gate = known if self.limits.reserve_full_isl else count
+        in_gate = known if self.config.reserves_whole_prompts else count
         spare = int(self.limits.watermark * self.config.num_blocks) if self.running else 0
         hit_and_free = [block for block in hit if not self.owners[block]]
         if -(-in_gate // self.size) + len(hit_and_free) + spare > len(self.free_queue):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kvengine.kv_groups.kinds import FullAttention
 from tests.fake_device import FakeDevice
 from tests.oracle.outcome import Outcome
 from tests.oracle.scheduler import Replay, check, compare
@@ -15,7 +16,13 @@ from tests.support import ROOT, SHARED, shared_path
 GOLDEN = ROOT / "tests" / "golden" / "scheduler"
 OWN_CASES = sorted(GOLDEN.glob("*.json"))
 SHARED_CASES = sorted((SHARED / "oracle" / "vllm").glob("*.json"))
-SUPPORTED_CASES = [path for path in SHARED_CASES if not load_case(path).scenario.unsupported()]
+ONE_FULL_GROUP = [
+    path
+    for path in SHARED_CASES
+    if load_case(path).scenario.engine_config().kv_groups
+    == (FullAttention(block_size=load_case(path).scenario.block_size),)
+    and load_case(path).scenario.dcp == 1
+]
 
 
 def name_of(path: Path) -> str:
@@ -32,16 +39,16 @@ def test_cases_worked_by_hand_pass_to_the_block_id(path: Path) -> None:
     assert list(outcome_of(path).lines()) == []
 
 
-def test_all_shared_single_group_cases_pass_to_the_block_id() -> None:
+def test_all_shared_cases_pass_to_the_block_id() -> None:
     shared_path("oracle/vllm")
-    assert SUPPORTED_CASES, "no case of one full-attention group was found"
-    lines = [line for path in SUPPORTED_CASES for line in outcome_of(path).lines()]
+    assert SHARED_CASES, "no case was found"
+    lines = [line for path in SHARED_CASES for line in outcome_of(path).lines()]
     assert lines == []
 
 
 def test_no_token_of_a_shared_case_reads_a_slot_that_was_not_written_for_it() -> None:
     shared_path("oracle/vllm")
-    for path in SUPPORTED_CASES:
+    for path in ONE_FULL_GROUP:
         scenario = load_case(path).scenario
         device = FakeDevice(num_blocks=scenario.num_blocks, block_size=scenario.block_size)
         Replay(scenario, on_schedule=device.execute).run()
@@ -50,7 +57,7 @@ def test_no_token_of_a_shared_case_reads_a_slot_that_was_not_written_for_it() ->
 def test_the_plain_rules_agree_with_the_shared_cases_too() -> None:
     """The model that property tests compare with is itself held to the real scheduler's answers."""
     shared_path("oracle/vllm")
-    for path in SUPPORTED_CASES:
+    for path in ONE_FULL_GROUP:
         case = load_case(path)
         if case.golden.detail == "full" and not case.golden.totals["aborted"]:
             _follow_plainly(case)
@@ -125,11 +132,3 @@ def test_a_wrong_total_or_a_field_the_run_does_not_report_is_noticed(change: Any
 def test_an_abort_that_is_not_in_the_answers_is_noticed() -> None:
     outcome = altered(GOLDEN / "aborted_head_lets_the_next_in.json", lambda golden: golden["steps"][2].pop("aborted"))
     assert [mismatch.what for mismatch in outcome.mismatches] == ["step 2 aborted"]
-
-
-def test_a_case_that_needs_what_is_not_built_fails_and_says_so() -> None:
-    document = json.loads((GOLDEN / "four_lengths_fill_nine_blocks.json").read_text())
-    document["scenario"]["kv_groups"] = [{"type": "full"}, {"type": "sliding_window", "window": 8}]
-    outcome = compare(_case(document))
-    assert not outcome.passed
-    assert outcome.unsupported == "not supported yet: sliding_window group"

@@ -18,21 +18,42 @@ PAD_SLOT = -1
 
 
 class BlockTable:
-    """One request's blocks in logical order, and how many of them have been offered to the prefix cache.
+    """One request's blocks in one group in logical order, and how many of them have been offered to the prefix cache.
 
     Attributes:
-        block_ids: Physical block of each logical block; the manager's own list, not to be changed by others.
-        num_cached_blocks: Leading blocks that are full and known to the prefix cache.
-        quiet_until: As long as the tokens in the table stay below this number, nothing has to be done for them:
-            there is a slot for each, and no further block becomes full.
+        block_ids: Physical block of each logical block, the null block where there is none; the group's own list, not
+            to be changed by others.
+        num_cached_blocks: Leading blocks that were full once and have been offered to the prefix cache.
+        shared_tail: Position of a block that others share and that is to be written next; None if there is none.
     """
 
-    __slots__ = ("block_ids", "num_cached_blocks", "quiet_until")
+    __slots__ = ("block_ids", "num_cached_blocks", "shared_tail")
 
-    def __init__(self) -> None:
-        self.block_ids: list[BlockId] = []
-        self.num_cached_blocks = 0
+    def __init__(self, block_ids: list[BlockId]) -> None:
+        self.block_ids = block_ids
+        self.num_cached_blocks = len(block_ids)
+        self.shared_tail: int | None = None
+
+
+class RequestBlocks:
+    """The block tables of one request, and until when nothing has to be done for them.
+
+    Attributes:
+        tables: One for each group.
+        block_ids: The list of the first group's table.
+        quiet_until: As long as the tokens of the request stay below this number, nothing has to be done for them: there
+            is a slot for each, no further block becomes full, and none is given back.
+        junction: Tokens up to which the request shares a prefix with another one although some group had forgotten
+            it; 0 if it does not.
+    """
+
+    __slots__ = ("block_ids", "junction", "quiet_until", "tables")
+
+    def __init__(self, tables: tuple[BlockTable, ...], *, junction: int = 0) -> None:
+        self.tables = tables
+        self.block_ids = tables[0].block_ids
         self.quiet_until = 0
+        self.junction = junction
 
 
 def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvengine.kv_groups.kinds import FullAttention, GroupKind
+from kvengine.presets import VLLM_0_32, EnginePreset
 from kvengine.spec import KVCacheSpec
 
 
@@ -29,8 +31,10 @@ class SchedulerConfig:
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
     watermark: float = 0.0
     """Fraction of the pool that must stay free after admitting a request while others run."""
-    reserve_full_isl: bool = True
-    """Admit a request only if blocks for all its current tokens are free now."""
+    reserve_full_isl: bool | None = None
+    """Admit a request only if blocks for all its current tokens are free now; None leaves it to the preset."""
+    num_lookahead_tokens: int = 0
+    """Slots that a drafter gets beyond the scheduled tokens of each request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +46,30 @@ class EngineConfig:
     """Blocks in the pool, the null block 0 included; usable blocks are `num_blocks - 1`."""
     enable_prefix_caching: bool = True
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    groups: tuple[GroupKind, ...] = ()
+    """Layers that share a block table, in order; empty stands for one full-attention group."""
+    retention_interval: int | None = 0
+    """Which window and state blocks are kept for reuse: those at the end of a prompt and where requests part; with a
+    number also one tail every so many tokens; with None all."""
+    prefix_match_unit: int | None = None
+    """Tokens per prefix hash where it is to be finer than the blocks of several groups."""
+    context_parallel_size: int = 1
+    """Ranks that share a request's tokens: one block id of attention stands for this many blocks."""
+    preset: EnginePreset = VLLM_0_32
+    """Whose habits the pool and the scheduler have."""
 
     @property
     def block_size(self) -> int:
         """Tokens per block."""
         return self.kv_cache.block_size
+
+    @property
+    def kv_groups(self) -> tuple[GroupKind, ...]:
+        """The groups, the one that empty `groups` stands for spelled out."""
+        return self.groups or (FullAttention(block_size=self.block_size),)
+
+    @property
+    def reserves_whole_prompts(self) -> bool:
+        """Whether a request is admitted only if blocks for all its current tokens are free."""
+        chosen = self.scheduler.reserve_full_isl
+        return self.preset.reserve_full_isl if chosen is None else chosen

@@ -2,6 +2,9 @@
 
 from kvengine.config import EngineConfig
 from kvengine.errors import CapacityError, ConfigError
+from kvengine.kv_groups.demand import blocks_at_gate, peak_blocks
+from kvengine.kv_groups.kinds import FullAttention
+from kvengine.kv_groups.sizes import group_sizes
 from kvengine.request import Request
 from kvengine.units import cdiv
 
@@ -20,6 +23,8 @@ def check_config(config: EngineConfig) -> None:
         ("max_num_batched_tokens", limits.max_num_batched_tokens, 1),
         ("max_model_len", limits.max_model_len, 2),
         ("long_prefill_token_threshold", limits.long_prefill_token_threshold, 0),
+        ("num_lookahead_tokens", limits.num_lookahead_tokens, 0),
+        ("context_parallel_size", config.context_parallel_size, 1),
     )
     for name, value, minimum in lowest:
         if value < minimum:
@@ -73,16 +78,32 @@ def _leaves_no_room_for_output(request: Request, config: EngineConfig) -> Capaci
 
 def _needs_more_blocks_than_there_are(request: Request, config: EngineConfig) -> CapacityError | None:
     num_tokens = max_num_tokens(request, config)
-    # The last token is sampled and never computed.
-    needed = cdiv(num_tokens - 1, config.block_size)
+    needed, unit = _blocks_needed_alone(request, config, num_tokens)
     usable = config.num_blocks - 1
     if needed <= usable:
         return None
     return CapacityError(
-        f"request {request.request_id!r} needs {needed} blocks of {config.block_size} for {num_tokens} tokens, "
+        f"request {request.request_id!r} needs {needed} blocks {unit} for {num_tokens} tokens, "
         f"and the pool has {usable}",
         hint=f"give it at least {needed + 1} blocks, or lower max_tokens or max_model_len",
     )
+
+
+def _blocks_needed_alone(request: Request, config: EngineConfig, num_tokens: int) -> tuple[int, str]:
+    """Most blocks that a request holds at a time, and what kind of blocks they are."""
+    sizes = group_sizes(config)
+    # The last token is sampled and never computed.
+    num_computed = num_tokens - 1
+    match sizes.groups:
+        case (FullAttention(),):
+            (size,) = sizes.block_sizes
+            num_slots = min(num_computed + config.scheduler.num_lookahead_tokens, config.scheduler.max_model_len)
+            return cdiv(num_slots, size), f"of {size}"
+        case _:
+            needed = peak_blocks(request, config, sizes, num_computed)
+            if config.reserves_whole_prompts:
+                needed = max(needed, blocks_at_gate(request, config, sizes))
+            return needed, "at a time"
 
 
 def _needs_more_than_a_step(request: Request, config: EngineConfig) -> CapacityError | None:

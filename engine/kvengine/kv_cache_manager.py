@@ -1,20 +1,41 @@
 """Each request's blocks: prefix hits, slots for new tokens, what enters the prefix cache, and giving it all back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kvengine.block_pool import BlockId, BlockPool
-from kvengine.block_table import BlockTable
-from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache
+from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
+from kvengine.block_table import RequestBlocks
+from kvengine.config import EngineConfig
+from kvengine.kv_groups.agreement import HitSearch, PrefixHit
+from kvengine.kv_groups.copies import StepCopies
+from kvengine.kv_groups.cross import CrossGroup
+from kvengine.kv_groups.group import NEVER, FullGroup, GroupManager, SharedParts, StepTokens
+from kvengine.kv_groups.kinds import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    GroupKind,
+    LinearState,
+    SlidingWindow,
+    StateMode,
+)
+from kvengine.kv_groups.sizes import GroupSizes, group_sizes
+from kvengine.kv_groups.states import StateGroup
+from kvengine.kv_groups.windows import ChunkGroup, WindowGroup
+from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache, group_of_key
 from kvengine.request import Request, RequestId
-from kvengine.units import cdiv
+
+NewBlocks = Sequence[Sequence[BlockId]]
+"""For each group, blocks newly taken for a request; prefix hits are not among them. Empty where nothing was to do."""
 
 
-class PrefixHit(NamedTuple):
-    """What of a request's tokens is in the cache already."""
+class CacheEntry(NamedTuple):
+    """A block that can be found by its content."""
 
-    block_ids: list[BlockId]
+    block: BlockId
+    group: int
     num_tokens: int
+    """Tokens of the prefix that it ends."""
 
 
 class KVCacheManager:
@@ -23,21 +44,39 @@ class KVCacheManager:
     Blocks enter the prefix cache when their last token is scheduled, before it is computed, so that equal prompts
     share within one step. Whoever takes a request away before its step was computed says how many tokens were.
 
-    Invariants (`check_invariants`): a block's reference count is the number of tables that hold it, no table holds
-    a block twice, and pool and cache agree on what is cached.
+    A step is framed by `begin_step` and `finish_step`; between the two, ends of block copies have an owner more.
+
+    Invariants (`check_invariants`, outside a step): a block's reference count is the number of tables that hold it, no
+    two tables of a request hold a block and no table holds one twice, and pool and cache agree on what is cached.
 
     Args:
-        num_blocks: Blocks in the pool, the null block included.
-        block_size: Tokens per block.
-        enable_prefix_caching: Whether full blocks are found again by their content.
+        config: The pool, the groups that share it, and what is cached.
+
+    Raises:
+        ConfigError: The groups cannot work together.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
-        self._block_size = block_size
-        self._caching = enable_prefix_caching
-        self._cache = PrefixCache(num_blocks)
-        self._pool = BlockPool(num_blocks, on_evict=self._cache.discard)
-        self._tables: dict[RequestId, BlockTable] = {}
+    def __init__(self, config: EngineConfig) -> None:
+        self._caching = config.enable_prefix_caching
+        self._sizes = sizes = group_sizes(config)
+        self._cache = PrefixCache(config.num_blocks)
+        self._pool = BlockPool(
+            config.num_blocks,
+            on_evict=self._cache.discard,
+            uncached_first=config.preset.free_order.keeps_uncached_first(caching=self._caching),
+        )
+        self._copies = StepCopies(self._pool, len(sizes.groups))
+        parts = SharedParts(config=config, sizes=sizes, pool=self._pool, cache=self._cache, copies=self._copies)
+        self._groups = tuple(_group_manager(kind, index, parts) for index, kind in enumerate(sizes.groups))
+        self._admission_caps = [group.admission_cap for group in self._groups]
+        self._forgetful = tuple((index, group) for index, group in enumerate(self._groups) if group.has_gaps)
+        self._search = HitSearch(self._cache, sizes) if self._caching else None
+        self._entering_step = sizes.hash_unit if sizes.partial_hits else sizes.scheduler_block
+        self._num_lookahead = config.scheduler.num_lookahead_tokens
+        self._max_model_len = config.scheduler.max_model_len
+        first = self._groups[0]
+        self._lone_group = first if isinstance(first, FullGroup) and len(self._groups) == 1 else None
+        self._held: dict[RequestId, RequestBlocks] = {}
         self._chains: dict[RequestId, HashChain] = {}
 
     @property
@@ -46,22 +85,42 @@ class KVCacheManager:
         return self._pool
 
     @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self._block_size
+    def sizes(self) -> GroupSizes:
+        """The groups, and the token spans that they share."""
+        return self._sizes
 
     @property
-    def tables(self) -> Mapping[RequestId, BlockTable]:
-        """The block table of every admitted request; a live view, not to be changed."""
-        return self._tables
+    def tables(self) -> Mapping[RequestId, RequestBlocks]:
+        """The blocks of every admitted request; a live view, not to be changed."""
+        return self._held
 
     def block_ids(self, request_id: RequestId) -> Sequence[BlockId]:
-        """The block table of an admitted request, logical to physical; a live view, not to be changed."""
-        return self._tables[request_id].block_ids
+        """An admitted request's block table in the first group, logical to physical; a live view, not to be changed."""
+        return self._held[request_id].block_ids
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
-        return cdiv(num_tokens, self._block_size)
+    def group_tables(self, request_id: RequestId) -> tuple[Sequence[BlockId], ...]:
+        """An admitted request's block table in every group; live views, not to be changed."""
+        return tuple(table.block_ids for table in self._held[request_id].tables)
+
+    def cache_entries(self) -> Iterator[CacheEntry]:
+        """Everything that can be found in the prefix cache; a block can be entered for several prefixes."""
+        for number in range(1, self._pool.num_blocks):
+            block = BlockId(number)
+            for key, num_tokens in self._cache.entries_of(block).items():
+                yield CacheEntry(block, group_of_key(key), num_tokens)
+
+    def begin_step(self) -> None:
+        """Start to decide a step."""
+        for group in self._groups:
+            group.begin_step()
+
+    def finish_step(self) -> list[tuple[BlockId, BlockId]]:
+        """End a step.
+
+        Returns:
+            (source, destination) blocks to copy before its forward pass, group by group.
+        """
+        return self._copies.take()
 
     def find_prefix(self, request: Request) -> PrefixHit:
         """The cached blocks a request could start from; nothing is taken.
@@ -69,122 +128,205 @@ class KVCacheManager:
         The last known token is never among them: its output is what the next step is for, so a fully cached prompt
         of whole blocks leaves its last block to be computed again.
         """
-        if not self._caching:
-            return PrefixHit([], 0)
-        limit = (request.num_tokens - 1) // self._block_size
-        block_ids = self._cache.find_prefix(self._hashes(request, limit), limit)
-        return PrefixHit(block_ids, len(block_ids) * self._block_size)
+        if self._search is None:
+            return PrefixHit([[] for _ in self._groups], 0)
+        limit = request.num_tokens - 1
+        return self._search.find(self._hashes(request, limit), limit)
 
     def try_admit(
         self, request: Request, hit: PrefixHit, num_tokens: int, *, gate_tokens: int = 0, spare_blocks: int = 0
-    ) -> list[BlockId] | None:
+    ) -> NewBlocks | None:
         """Give a request its prefix hit and slots for its first `num_tokens` tokens.
 
         Args:
             request: A request without blocks.
             hit: What `find_prefix` just returned for it.
-            num_tokens: Tokens that need slots after this step, those of the hit included.
+            num_tokens: Tokens that are there after this step, those of the hit included.
             gate_tokens: Admit only if this many tokens would find room now; nothing is set aside for them.
             spare_blocks: Blocks that must still be free afterwards.
 
         Returns:
-            The blocks newly taken, hits not included; None, and nothing taken, if they are not there.
+            The blocks newly taken; None, and nothing taken, if they are not there or if this step has yet to write
+            what the hit needs.
         """
-        pool = self._pool
-        num_new = self.blocks_for(num_tokens) - len(hit.block_ids)
-        num_gated = max(num_new, self.blocks_for(gate_tokens) - len(hit.block_ids))
-        # Hit blocks that nobody owns now leave the free blocks too.
-        if num_gated + pool.num_free_among(hit.block_ids) + spare_blocks > pool.num_free:
+        groups, num_hit = self._groups, hit.num_tokens
+        if num_hit and any(group.must_wait(blocks, num_hit) for group, blocks in zip(groups, hit.tables, strict=True)):
             return None
-        pool.share(hit.block_ids)
-        new_blocks = pool.try_allocate(num_new)
-        assert new_blocks is not None, f"{num_new} blocks were counted as free and are not there"
-        table = self._tables[request.request_id] = BlockTable()
-        table.block_ids = [*hit.block_ids, *new_blocks]
-        table.num_cached_blocks = len(hit.block_ids)
-        self._settle(request, table, num_tokens)
-        return new_blocks
+        room = self._pool.num_free - spare_blocks
+        if gate_tokens and self._blocks_at_gate(request, hit, gate_tokens) > room:
+            return None
+        targets = [group.target(request, num_tokens, self._num_lookahead) for group in groups]
+        num_needed = 0
+        for group, blocks, target in zip(groups, hit.tables, targets, strict=True):
+            num_needed += group.blocks_to_admit(blocks, num_hit, target)
+        if num_needed > room:
+            return None
+        tables = tuple([group.adopt(blocks, num_hit) for group, blocks in zip(groups, hit.tables, strict=True)])
+        held = self._held[request.request_id] = RequestBlocks(tables, junction=hit.junction)
+        taken = [group.grow(table, target) for group, table, target in zip(groups, tables, targets, strict=True)]
+        self._settle(request, held, num_hit, num_tokens)
+        return taken
 
-    def try_extend(self, request: Request, num_tokens: int) -> Sequence[BlockId] | None:
+    def try_extend(self, request: Request, num_tokens: int) -> NewBlocks | None:
         """Make sure an admitted request has slots for its first `num_tokens` tokens.
+
+        Blocks that its computed tokens do not need any more are given back first, even if the rest then fails.
 
         Returns:
             The blocks newly taken; None, and nothing taken, if they are not there.
         """
-        table = self._tables[request.request_id]
-        if num_tokens < table.quiet_until:
+        held = self._held[request.request_id]
+        if num_tokens < held.quiet_until:
             return ()
-        num_new = self.blocks_for(num_tokens) - len(table.block_ids)
-        new_blocks: list[BlockId] | None = []
-        if num_new > 0:
-            new_blocks = self._pool.try_allocate(num_new)
-            if new_blocks is None:
-                return None
-            table.block_ids += new_blocks
-        self._settle(request, table, num_tokens)
-        return new_blocks
+        if self._lone_group is not None:
+            return self._extend_lone(self._lone_group, request, held, num_tokens)
+        groups, tables = self._groups, held.tables
+        for index, group in self._forgetful:
+            group.give_back(tables[index], request.num_computed_tokens)
+        targets = [group.target(request, num_tokens, self._num_lookahead) for group in groups]
+        num_needed = 0
+        for group, table, target in zip(groups, tables, targets, strict=True):
+            num_needed += group.blocks_to_extend(table, target)
+        if num_needed > self._pool.num_free:
+            return None
+        taken = [group.grow(table, target) for group, table, target in zip(groups, tables, targets, strict=True)]
+        self._settle(request, held, request.num_computed_tokens, num_tokens)
+        return taken
 
     def free(self, request: Request, num_computed_tokens: int) -> None:
-        """Take all blocks from an admitted request.
+        """Take all blocks from an admitted request, group by group.
 
         Args:
             request: It keeps its hash chain, since it may come back; see `forget`.
-            num_computed_tokens: Tokens that were really computed or hit; blocks past them leave the prefix cache,
-                since nothing was written to them.
+            num_computed_tokens: Tokens that were really computed or hit; what is cached beyond them leaves the prefix
+                cache, since nothing was written there.
         """
-        table = self._tables.pop(request.request_id)
-        num_written = num_computed_tokens // self._block_size
-        if table.num_cached_blocks > num_written:
-            unwritten = table.block_ids[num_written : table.num_cached_blocks]
-            self._cache.discard(unwritten)
-            self._pool.unmark_cached(unwritten)
-        self._pool.free(table.block_ids)
+        held = self._held.pop(request.request_id)
+        for group, table in zip(self._groups, held.tables, strict=True):
+            group.free(table, num_computed_tokens)
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that will not come back; it must hold no blocks."""
         self._chains.pop(request.request_id, None)
 
-    def _settle(self, request: Request, table: BlockTable, num_tokens: int) -> None:
-        """Cache the blocks that `num_tokens` tokens fill, and note until when nothing more is to do."""
-        num_slots = len(table.block_ids) * self._block_size
-        table.quiet_until = num_slots + 1
+    def _extend_lone(
+        self, group: FullGroup, request: Request, held: RequestBlocks, num_tokens: int
+    ) -> NewBlocks | None:
+        """Extend where full attention is alone: the same without the loops over groups (2 us a block less)."""
+        (table,), size, lookahead = held.tables, group.block_size, self._num_lookahead
+        target = min(num_tokens + lookahead, self._max_model_len) if lookahead else num_tokens
+        taken: Sequence[BlockId] = ()
+        num_missing = target - len(table.block_ids) * size
+        if num_missing > 0:
+            new_blocks = self._pool.try_allocate(-(-num_missing // size))
+            if new_blocks is None:
+                return None
+            table.block_ids += new_blocks
+            taken = new_blocks
+        self._settle_lone(group, request, held, num_tokens)
+        return (taken,)
+
+    def _settle_lone(self, group: FullGroup, request: Request, held: RequestBlocks, num_tokens: int) -> None:
+        """Settle where full attention is alone."""
+        (table,), size = held.tables, group.block_size
+        quiet_until = len(table.block_ids) * size - self._num_lookahead + 1
         if self._caching:
-            num_full = num_tokens // self._block_size
-            self._cache_full_blocks(request, table, num_full)
-            table.quiet_until = min(num_slots + 1, (num_full + 1) * self._block_size)
+            num_known = len(request.all_token_ids)
+            num_full = (num_tokens if num_tokens < num_known else num_known) // size
+            if num_full > table.num_cached_blocks:
+                group.enter_blocks(table, num_full, self._hashes(request, num_full * size))
+            next_full = (num_full + 1) * size
+            if next_full < quiet_until:
+                quiet_until = next_full
+        held.quiet_until = quiet_until
 
-    def _cache_full_blocks(self, request: Request, table: BlockTable, num_full: int) -> None:
-        first = table.num_cached_blocks
-        if num_full <= first:
+    def _blocks_at_gate(self, request: Request, hit: PrefixHit, num_tokens: int) -> int:
+        """Free blocks that a request's tokens would take, where groups that forget count what they hold at a time."""
+        num_blocks = 0
+        for group, blocks, cap in zip(self._groups, hit.tables, self._admission_caps, strict=True):
+            target = group.target(request, num_tokens, 0)
+            num_blocks += group.blocks_to_admit(blocks, hit.num_tokens, target, cap)
+        return num_blocks
+
+    def _must_wait(self, hit: PrefixHit) -> bool:
+        """Whether some group's part of a hit is only written by this step."""
+        for group, blocks in zip(self._groups, hit.tables, strict=True):
+            if group.must_wait(blocks, hit.num_tokens):
+                return True
+        return False
+
+    def _settle(self, request: Request, held: RequestBlocks, start: int, end: int) -> None:
+        """Cache what the tokens `start .. end - 1` fill, and note until when nothing more is to do."""
+        if self._lone_group is not None:
+            self._settle_lone(self._lone_group, request, held, end)
             return
-        blocks = table.block_ids[first:num_full]
-        self._cache.insert(blocks, self._hashes(request, num_full)[first:num_full])
-        self._pool.mark_cached(blocks)
-        table.num_cached_blocks = num_full
+        num_known = request.num_tokens
+        num_certain = min(end, num_known)
+        num_cacheable = self._sizes.cacheable(num_certain) if self._caching else 0
+        step = StepTokens(
+            start=start,
+            end=end,
+            num_known=num_known,
+            num_cacheable=num_cacheable,
+            hashes=self._hashes(request, num_cacheable) if num_cacheable else (),
+            prompt_end=request.num_prompt_tokens - 1,
+            junction=held.junction,
+        )
+        quiet_until = (num_certain // self._entering_step + 1) * self._entering_step if self._caching else NEVER
+        for group, table in zip(self._groups, held.tables, strict=True):
+            if num_cacheable:
+                group.enter(table, step)
+            quiet_until = min(quiet_until, group.quiet_until(table, step))
+        held.quiet_until = quiet_until
 
-    def _hashes(self, request: Request, num_blocks: int) -> list[BlockHash]:
+    def _hashes(self, request: Request, num_tokens: int) -> list[BlockHash]:
+        """The prefix hashes of at least the whole units within `num_tokens` tokens."""
         chain = self._chains.get(request.request_id)
         if chain is None:
-            chain = self._chains[request.request_id] = HashChain(self._block_size, salt=request.cache_salt)
-        return chain.hashes(request.all_token_ids, num_blocks)
+            chain = self._chains[request.request_id] = HashChain(self._sizes.hash_unit, salt=request.cache_salt)
+        return chain.hashes(request.all_token_ids, num_tokens // self._sizes.hash_unit)
+
+    def check_slots(self, request: Request) -> None:
+        """Every group has a place for each computed token that it still needs."""
+        for group, table in zip(self._groups, self._held[request.request_id].tables, strict=True):
+            target = group.target(request, request.num_computed_tokens, 0)
+            num_slots = len(table.block_ids) * group.block_size
+            assert target <= num_slots, f"{request.request_id} has {target} tokens in {num_slots} slots"
 
     def check_invariants(self) -> None:
         """Tables, pool and cache agree; see the class."""
         self._pool.check_invariants()
         self._cache.check_invariants()
         owners = [0] * self._pool.num_blocks
-        for request_id, table in self._tables.items():
-            assert len(set(table.block_ids)) == len(table.block_ids), (
-                f"{request_id} holds a block twice: {table.block_ids}"
-            )
-            assert table.num_cached_blocks <= len(table.block_ids), f"{request_id} cached more blocks than it holds"
-            for block in table.block_ids:
+        for request_id, held in self._held.items():
+            blocks = [block for table in held.tables for block in table.block_ids if block != NULL_BLOCK]
+            assert len(set(blocks)) == len(blocks), f"{request_id} holds a block twice: {blocks}"
+            for table in held.tables:
+                assert table.num_cached_blocks <= len(table.block_ids), f"{request_id} cached more than it holds"
+                assert table.shared_tail is None, f"{request_id} still writes to a block that others share"
+            for block in blocks:
                 owners[block] += 1
         for number, count in enumerate(owners):
             block = BlockId(number)
-            held = self._pool.ref_count(block)
-            assert held == count, f"block {block} has {held} references and is in {count} tables"
-            cached = self._cache.hash_of(block) is not None
+            held_by = self._pool.ref_count(block)
+            assert held_by == count, f"block {block} has {held_by} references and is in {count} tables"
+            cached = self._cache.key_of(block) is not None
             assert cached == self._pool.is_cached(block), (
                 f"block {block}: pool and cache differ on whether it is cached"
             )
+
+
+def _group_manager(kind: GroupKind, index: int, parts: SharedParts) -> GroupManager:
+    match kind:
+        case FullAttention():
+            return FullGroup(index, parts)
+        case SlidingWindow():
+            return WindowGroup(index, parts, kind)
+        case ChunkedLocal():
+            return ChunkGroup(index, parts, kind)
+        case LinearState(mode=StateMode.ALIGN):
+            return StateGroup(index, parts)
+        case LinearState():
+            return GroupManager(index, parts)
+        case CrossAttention():
+            return CrossGroup(index, parts)

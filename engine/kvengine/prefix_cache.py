@@ -9,44 +9,61 @@ from typing import NewType, cast
 from kvengine.block_pool import BlockId
 
 BlockHash = NewType("BlockHash", bytes)
-"""Names the content of a full block together with everything before it."""
+"""Names a prefix of tokens: the content of the block that it ends in, and everything before it."""
+
+BlockKey = NewType("BlockKey", bytes)
+"""Names what a block of one group holds: a prefix hash, and the group; the hash alone for the first group."""
 
 _DIGEST_BYTES = 32  # 128-bit collision resistance: an equal hash is taken as equal content
 _ROOT = bytes(_DIGEST_BYTES)
 
 
-class HashChain:
-    """The block hashes of one request, computed when they are asked for and kept.
+def group_suffix(group: int) -> bytes:
+    """What follows the hash in the keys of a group."""
+    return group.to_bytes((group.bit_length() + 7) // 8, "little")
 
-    Each hash covers the parent's hash and one block of tokens, as 4-byte little-endian ids; a salt stands in for the
-    parent of the first block, so salted prefixes meet only their own kind.
+
+def group_of_key(key: BlockKey) -> int:
+    """The group that a key belongs to."""
+    return int.from_bytes(key[_DIGEST_BYTES:], "little")
+
+
+class HashChain:
+    """The prefix hashes of one request, computed when they are asked for and kept.
+
+    Each hash covers the parent's hash and one unit of tokens, as 4-byte little-endian ids; a salt stands in for the
+    parent of the first unit, so salted prefixes meet only their own kind.
+
+    Args:
+        unit: Tokens per hash.
+        salt: Sets requests apart that must not share.
     """
 
-    __slots__ = ("_block_size", "_hashes", "_parent")
+    __slots__ = ("_hashes", "_parent", "_unit")
 
-    def __init__(self, block_size: int, *, salt: str = "") -> None:
-        self._block_size = block_size
+    def __init__(self, unit: int, *, salt: str = "") -> None:
+        self._unit = unit
         self._hashes: list[BlockHash] = []
         self._parent = blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=b"salt").digest() if salt else _ROOT
 
-    def hashes(self, token_ids: Sequence[int], num_blocks: int) -> list[BlockHash]:
-        """The hashes of at least the first `num_blocks` blocks.
+    def hashes(self, token_ids: Sequence[int], num_units: int) -> list[BlockHash]:
+        """The hashes of at least the first `num_units` units.
 
         Args:
             token_ids: The request's tokens; between calls they may only grow.
-            num_blocks: Full blocks to cover, at most `len(token_ids) // block_size`.
+            num_units: Whole units to cover, at most `len(token_ids) // unit`.
 
         Returns:
             The chain's own list, which may be longer; not to be changed.
         """
-        if len(self._hashes) < num_blocks:
-            self._extend(token_ids, num_blocks)
+        if len(self._hashes) < num_units:
+            self._extend(token_ids, num_units)
         return self._hashes
 
-    def _extend(self, token_ids: Sequence[int], num_blocks: int) -> None:
-        block_size = self._block_size
-        packed = array("I", token_ids[len(self._hashes) * block_size : num_blocks * block_size]).tobytes()
-        width = block_size * 4
+    def _extend(self, token_ids: Sequence[int], num_units: int) -> None:
+        unit = self._unit
+        packed = array("I", token_ids[len(self._hashes) * unit : num_units * unit]).tobytes()
+        width = unit * 4
         parent = self._parent
         digests: list[bytes] = []
         for start in range(0, len(packed), width):
@@ -59,72 +76,151 @@ class HashChain:
 class PrefixCache:
     """Finds a block by the hash of its content.
 
-    Equal content may be in several blocks; the one that was entered first is found. Nothing is said here about who
-    owns a block: an entry stays until its block is discarded.
+    Equal content may be in several blocks; the one that was entered first is found. A block that holds a prefix also
+    holds the shorter ones that end inside it, and may be entered for those too. Nothing is said here about who owns a
+    block: an entry stays until it is discarded.
 
-    Invariants (`check_invariants`): each cached block is reachable from its hash, and each entry names a block that
-    has this hash.
+    Invariants (`check_invariants`): each entry of a block is reachable from its hash, and each entry names a block
+    that has this hash; a block's further entries are for shorter prefixes than its own.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self._hash_of: list[BlockHash | None] = [None] * num_blocks
-        self._first: dict[BlockHash, BlockId] = {}
+        self._key_of: list[BlockKey | None] = [None] * num_blocks
+        self._length_of: list[int] = [0] * num_blocks
+        # Further entries of a block, and the lengths of their prefixes.
+        self._shorter: dict[BlockId, dict[BlockKey, int]] = {}
+        self._first: dict[BlockKey, BlockId] = {}
         # Further blocks with the same content, in order of entry (a dict as an ordered set).
-        self._others: dict[BlockHash, dict[BlockId, None]] = {}
+        self._others: dict[BlockKey, dict[BlockId, None]] = {}
 
-    def hash_of(self, block: BlockId) -> BlockHash | None:
-        """The hash under which a block is cached; None if it is not."""
-        return self._hash_of[block]
+    def key_of(self, block: BlockId) -> BlockKey | None:
+        """The key of the longest prefix for which a block is cached; None if it is not."""
+        return self._key_of[block]
 
-    def find(self, block_hash: BlockHash) -> BlockId | None:
+    def entries_of(self, block: BlockId) -> dict[BlockKey, int]:
+        """All keys of a block, each with the tokens of its prefix, the longest first."""
+        key = self._key_of[block]
+        if key is None:
+            return {}
+        return {key: self._length_of[block], **self._shorter.get(block, {})}
+
+    def find(self, key: BlockKey) -> BlockId | None:
         """The block with this content; None if there is none."""
-        return self._first.get(block_hash)
+        return self._first.get(key)
 
-    def find_prefix(self, hashes: Sequence[BlockHash], limit: int) -> list[BlockId]:
+    def find_prefix(self, keys: Sequence[BlockKey], limit: int) -> list[BlockId]:
         """The blocks of the longest cached prefix, at most `limit` of them."""
         found: list[BlockId] = []
         first = self._first
-        for block_hash in islice(hashes, limit):
-            block = first.get(block_hash)
+        for key in islice(keys, limit):
+            block = first.get(key)
             if block is None:
                 break
             found.append(block)
         return found
 
-    def insert(self, blocks: Iterable[BlockId], hashes: Iterable[BlockHash]) -> None:
-        """Enter blocks, none of which is cached, under their hashes."""
-        for block, block_hash in zip(blocks, hashes, strict=True):
-            self._hash_of[block] = block_hash
-            if self._first.setdefault(block_hash, block) != block:
-                self._others.setdefault(block_hash, {})[block] = None
+    def insert(
+        self, blocks: Iterable[BlockId], keys: Iterable[BlockKey], *, first_length: int, block_size: int
+    ) -> None:
+        """Enter consecutive full blocks under their keys; entries they have for shorter prefixes are dropped.
+
+        Args:
+            blocks: None of them is entered under its key yet.
+            keys: One for each block.
+            first_length: Tokens of the prefix that ends with the first block.
+            block_size: Tokens that each further block adds.
+        """
+        key_of, length_of, first = self._key_of, self._length_of, self._first
+        length = first_length
+        for block, key in zip(blocks, keys, strict=True):
+            if key_of[block] is not None:
+                self.discard((block,))
+            key_of[block] = key
+            length_of[block] = length
+            length += block_size
+            if first.setdefault(key, block) != block:
+                self._others.setdefault(key, {})[block] = None
+
+    def add(self, block: BlockId, key: BlockKey, length: int) -> None:
+        """Enter a block for a prefix that may end inside it; nothing changes if it is entered for that already.
+
+        A block holds one prefix and its beginnings: entries for shorter ones are dropped.
+        """
+        own = self._key_of[block]
+        if own is None or (own != key and self._length_of[block] < length):
+            self.insert((block,), (key,), first_length=length, block_size=0)
+        elif own != key and key not in self._shorter.get(block, {}):
+            self._shorter.setdefault(block, {})[key] = length
+            if self._first.setdefault(key, block) != block:
+                self._others.setdefault(key, {})[block] = None
 
     def discard(self, blocks: Iterable[BlockId]) -> None:
         """Forget cached blocks; where others have the same content, the next one entered is found from now on."""
-        hash_of, first, others = self._hash_of, self._first, self._others
+        key_of, first, others, shorter = self._key_of, self._first, self._others, self._shorter
         for block in blocks:
-            block_hash = hash_of[block]
-            assert block_hash is not None, f"block {block} is not cached"
-            hash_of[block] = None
-            if block_hash in others:
-                self._discard_duplicate(block, block_hash)
+            key = key_of[block]
+            assert key is not None, f"block {block} is not cached"
+            key_of[block] = None
+            if key in others:
+                self._forget(block, key)
             else:
-                del first[block_hash]
+                del first[key]
+            if block in shorter:
+                for further in shorter.pop(block):
+                    self._forget(block, further)
 
-    def _discard_duplicate(self, block: BlockId, block_hash: BlockHash) -> None:
-        same = self._others[block_hash]
-        if self._first[block_hash] == block:
-            block = self._first[block_hash] = next(iter(same))
+    def discard_longer(self, block: BlockId, length: int) -> bool:
+        """Forget what a block is entered for beyond a prefix of `length` tokens; whether it is still cached."""
+        kept: dict[BlockKey, int] = {}
+        for key, tokens in self.entries_of(block).items():
+            if tokens > length:
+                self._forget(block, key)
+            else:
+                kept[key] = tokens
+        self._set_entries(block, kept)
+        return bool(kept)
+
+    def move(self, source: BlockId, destination: BlockId) -> None:
+        """Let another block, which is not cached, be found in place of a cached one."""
+        entries = self.entries_of(source)
+        self.discard((source,))
+        for key, tokens in entries.items():
+            self.add(destination, key, tokens)
+
+    def _set_entries(self, block: BlockId, entries: dict[BlockKey, int]) -> None:
+        own = max(entries, key=entries.__getitem__, default=None)
+        self._key_of[block] = own
+        self._length_of[block] = 0 if own is None else entries[own]
+        self._shorter.pop(block, None)
+        if len(entries) > 1:
+            self._shorter[block] = {key: tokens for key, tokens in entries.items() if key != own}
+
+    def _forget(self, block: BlockId, key: BlockKey) -> None:
+        """Take one block out from under one key."""
+        same = self._others.get(key)
+        if same is None:
+            del self._first[key]
+            return
+        if self._first[key] == block:
+            block = self._first[key] = next(iter(same))
         del same[block]
         if not same:
-            del self._others[block_hash]
+            del self._others[key]
 
     def check_invariants(self) -> None:
-        """Hashes and blocks agree in both directions; see the class."""
+        """Keys and blocks agree in both directions; see the class."""
         reachable = [(block, key) for key, block in self._first.items()]
         reachable += [(block, key) for key, same in self._others.items() for block in same]
+        num_entries = 0
+        for number in range(len(self._key_of)):
+            block = BlockId(number)
+            entries = self.entries_of(block)
+            num_entries += len(entries)
+            lengths = list(entries.values())
+            assert all(length < lengths[0] for length in lengths[1:]), f"block {block} has entries of {lengths} tokens"
         for block, key in reachable:
-            assert self._hash_of[block] == key, f"block {block} is entered under a hash that is not its own"
-        num_cached = sum(key is not None for key in self._hash_of)
-        assert len(reachable) == num_cached, f"{num_cached} blocks are cached, {len(reachable)} can be found"
+            assert key in self.entries_of(block), f"block {block} is entered under a key that is not its own"
+        assert len(set(reachable)) == num_entries, f"{num_entries} entries were made, {len(reachable)} can be found"
+        assert all(self._shorter.values()), "an empty set of entries was kept"
         assert all(self._others.values()), "an empty set of duplicates was kept"
         assert self._others.keys() <= self._first.keys(), "a duplicate has no first block"

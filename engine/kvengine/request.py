@@ -42,6 +42,8 @@ class Request:
     Attributes:
         num_computed_tokens: Tokens whose K/V is in the cache.
         num_cached_tokens: Those of them that came free from a prefix hit at the last admission.
+        num_encoder_tokens: Tokens that the decoder attends to by cross-attention.
+        draft_token_ids: Guesses at the next tokens, to be computed behind the known ones.
         output_token_ids: Tokens produced so far; read it, and append with `append_output`.
     """
 
@@ -50,10 +52,12 @@ class Request:
         "arrival_index",
         "arrival_s",
         "cache_salt",
+        "draft_token_ids",
         "finish_reason",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_encoder_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "priority",
@@ -71,6 +75,7 @@ class Request:
         priority: int = 0,
         cache_salt: str = "",
         arrival_s: float = 0.0,
+        num_encoder_tokens: int = 0,
     ) -> None:
         self.request_id = request_id
         self.all_token_ids = list(prompt_token_ids)
@@ -79,6 +84,7 @@ class Request:
         self.priority = priority
         self.cache_salt = cache_salt
         self.arrival_s = arrival_s
+        self.num_encoder_tokens = num_encoder_tokens
         self.arrival_index = 0
         """Order of arrival at the scheduler; it sets this and breaks priority ties with it."""
         self.max_num_tokens = self.num_prompt_tokens + sampling.max_tokens
@@ -88,6 +94,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.draft_token_ids: Sequence[int] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -1,8 +1,14 @@
 """What to compute next: continuous batching, chunked prefill, admission and preemption.
 
-The decisions are those of vLLM 0.32's synchronous V1 scheduler, to the block id. One thing is different on purpose:
-when a request is preempted in the step in which it was scheduled, the blocks that entered the prefix cache for it in
-this step leave it again, since no forward pass will write them.
+The decisions are those of vLLM 0.32's synchronous V1 scheduler, to the block id. What differs on purpose keeps tokens
+from attending to what was never written:
+
+* When a request is preempted in the step in which it was scheduled, the blocks that entered the prefix cache for it in
+  this step leave it again.
+* Chunks are aligned to the blocks of states, even if another group has smaller ones.
+* A hit that ends inside a block which this step has yet to write waits for the next step, since the block would be
+  copied before it is written.
+* A chunk of chunked-local attention that begins inside a block is granted no part of the chunk before it unseen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +17,10 @@ from kvengine.block_pool import BlockId
 from kvengine.config import EngineConfig, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.feasibility import check_config, check_request, max_num_tokens, never_fits
-from kvengine.kv_cache_manager import KVCacheManager
+from kvengine.kv_cache_manager import KVCacheManager, NewBlocks
+from kvengine.kv_groups.chunk_ends import chunk_ends_for
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
-from kvengine.scheduler_output import Admission, ScheduledRequest, SchedulerOutput
+from kvengine.scheduler_output import Admission, GroupBlocks, ScheduledRequest, SchedulerOutput
 from kvengine.waiting_queue import FcfsQueue, PriorityQueue, WaitingQueue
 
 # What `ScheduledRequest(...)` comes to, without 0.2 us of a NamedTuple's own constructor: a fifth of a decode's share.
@@ -23,11 +30,13 @@ _tuple_as = tuple.__new__
 class _Step:
     """What one step has decided so far."""
 
-    __slots__ = ("budget", "first_admissions", "preempted", "resumptions", "scheduled")
+    __slots__ = ("budget", "first_admissions", "new_blocks", "preempted", "resumptions", "scheduled")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.scheduled: list[ScheduledRequest] = []
+        self.new_blocks: dict[RequestId, NewBlocks] = {}
+        """Of requests that took any in some group."""
         self.preempted: list[RequestId] = []
         self.first_admissions: list[Admission] = []
         self.resumptions: list[Admission] = []
@@ -49,12 +58,13 @@ class Scheduler:
         self._limits = config.scheduler
         self._by_priority = config.scheduler.policy is SchedulingPolicy.PRIORITY
         self._watermark_blocks = int(config.scheduler.watermark * config.num_blocks)
-        self._kv_cache = KVCacheManager(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self._reserves_whole_prompts = config.reserves_whole_prompts
+        self._kv_cache = KVCacheManager(config)
+        self._has_groups = len(config.kv_groups) > 1
+        self._chunk_ends = chunk_ends_for(self._kv_cache.sizes, config.scheduler)
         self._requests: dict[RequestId, Request] = {}
+        self._drafting: set[RequestId] = set()
+        """Requests with drafts for their next step."""
         self._running: list[Request] = []
         self._waiting: WaitingQueue = PriorityQueue() if self._by_priority else FcfsQueue()
         self._num_arrived = 0
@@ -125,9 +135,27 @@ class Scheduler:
         """Whether a request could be finished if it had the whole pool; see `never_fits`."""
         return self.never_fits(request) is None
 
+    def add_drafts(self, drafts: Mapping[RequestId, Sequence[int]]) -> None:
+        """Have guesses at the next tokens of running requests computed behind the known ones in their next step.
+
+        What is not scheduled in that step is dropped. Requests that ended, or have not sampled a token yet, get none.
+
+        Raises:
+            ConfigError: There are more than a block of states can take back.
+        """
+        for request_id, token_ids in drafts.items():
+            request = self._requests.get(request_id)
+            if request is None or request.num_computed_tokens + 1 != request.num_tokens:
+                continue
+            if self._chunk_ends is not None:
+                self._chunk_ends.check_drafts(len(token_ids))
+            request.draft_token_ids = token_ids
+            self._drafting.add(request_id)
+
     def schedule(self) -> SchedulerOutput:
         """Decide the next step; `update` must follow before the next call."""
         step = _Step(self._limits.max_num_batched_tokens)
+        self._kv_cache.begin_step()
         self._schedule_running(step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -136,18 +164,26 @@ class Scheduler:
             scheduled=step.scheduled,
             admitted=step.first_admissions + step.resumptions,
             preempted=step.preempted,
-            block_copies=(),
+            block_copies=self._kv_cache.finish_step(),
             num_tokens=self._limits.max_num_batched_tokens - step.budget,
+            group_blocks=self._group_blocks(step),
         )
         self._num_steps += 1
         return output
 
-    def update(self, output: SchedulerOutput, sampled: Mapping[RequestId, int]) -> list[Request]:
+    def update(
+        self,
+        output: SchedulerOutput,
+        sampled: Mapping[RequestId, int],
+        accepted: Mapping[RequestId, int] | None = None,
+    ) -> list[Request]:
         """Take in what a step computed.
 
         Args:
             output: What `schedule` returned last.
-            sampled: The next token of each request whose `ScheduledRequest.samples` is true.
+            sampled: The next token of each request whose `ScheduledRequest.samples` is true; it follows the accepted
+                drafts, if any.
+            accepted: How many leading drafts of a request were right; none of those that are left out.
 
         Returns:
             The requests that ended, in the order in which they were scheduled; their blocks are free.
@@ -158,8 +194,12 @@ class Scheduler:
                 continue  # aborted while the step ran
             tokens = request.all_token_ids
             request.num_computed_tokens = num_computed = start + num_tokens
-            if num_computed < len(tokens):
-                continue
+            if num_computed != len(tokens):
+                if num_computed < len(tokens):
+                    continue
+                if self._take_drafts(request, (accepted or {}).get(request.request_id, 0)):
+                    finished.append(request)
+                    continue
             token = sampled[request.request_id]
             tokens.append(token)
             if token in request.sampling.stop_token_ids:
@@ -169,32 +209,51 @@ class Scheduler:
             else:
                 continue
             finished.append(request)
+        if self._drafting:
+            self._drop_drafts(output)
         if finished:
             self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
         return finished
 
     def _schedule_running(self, step: _Step) -> None:
         # The loop that every decode of every step goes through: no calls on its common path.
-        running, scheduled, tables = self._running, step.scheduled, self._kv_cache.tables
+        running, scheduled, held_by = self._running, step.scheduled, self._kv_cache.tables
+        # A request that asks for no more than this has nothing to decide about it.
+        usual = 0 if self._drafting else 1
         index = 0
         while index < len(running) and step.budget > 0:
             request = running[index]
             start = request.num_computed_tokens
             num_tokens = len(request.all_token_ids) - start
-            if num_tokens > 1:
-                num_tokens = min(self._num_wanted(num_tokens), step.budget)
-            table = tables[request.request_id]
+            held = held_by[request.request_id]
+            if num_tokens > usual:
+                num_tokens = self._next_tokens(request, held.junction, step.budget)
+                if num_tokens == 0:
+                    index += 1
+                    continue
             new_blocks: Sequence[BlockId] = ()
-            if start + num_tokens >= table.quiet_until:
+            if start + num_tokens >= held.quiet_until:
                 room = self._make_room(request, start + num_tokens, step)
                 if room is None:
                     return
-                new_blocks = room
+                if room:
+                    new_blocks = room[0]
                 if step.preempted:
                     index = running.index(request)
-            scheduled.append(_tuple_as(ScheduledRequest, (request, start, num_tokens, table.block_ids, new_blocks)))
+            scheduled.append(_tuple_as(ScheduledRequest, (request, start, num_tokens, held.block_ids, new_blocks)))
             step.budget -= num_tokens
             index += 1
+
+    def _next_tokens(self, request: Request, junction: int, budget: int) -> int:
+        """How many tokens a running request computes in this step; 0 if it waits for a larger budget."""
+        start, drafts = request.num_computed_tokens, request.draft_token_ids
+        num_tokens = min(self._num_wanted(request.num_tokens + len(drafts) - start), budget)
+        if drafts:
+            # The token sampled behind them must have its place too.
+            num_tokens = min(num_tokens, self._limits.max_model_len - start - 1)
+        if self._chunk_ends is not None:
+            num_tokens = self._chunk_ends.shorten(request, start, num_tokens, junction=junction)
+        return num_tokens
 
     def _num_wanted(self, num_known: int) -> int:
         """How many of a request's known but not computed tokens it may ask for in one step."""
@@ -203,14 +262,16 @@ class Scheduler:
             return threshold
         return num_known
 
-    def _make_room(self, request: Request, num_tokens: int, step: _Step) -> Sequence[BlockId] | None:
+    def _make_room(self, request: Request, num_tokens: int, step: _Step) -> NewBlocks | None:
         """Get slots for a running request, preempting others until there are enough; None if it went itself."""
-        while (new_blocks := self._kv_cache.try_extend(request, num_tokens)) is None:
+        while (taken := self._kv_cache.try_extend(request, num_tokens)) is None:
             victim = self._choose_victim()
             self._preempt(victim, step)
             if victim is request:
                 return None
-        return new_blocks
+        if self._has_groups:
+            step.new_blocks[request.request_id] = taken
+        return taken
 
     def _choose_victim(self) -> Request:
         if self._by_priority:
@@ -226,6 +287,7 @@ class Scheduler:
                 del step.scheduled[index]
                 break
         self._kv_cache.free(victim, victim.num_computed_tokens)
+        self._forget_drafts(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -247,18 +309,23 @@ class Scheduler:
             if not limits.enable_chunked_prefill:
                 return False
             num_tokens = step.budget
-        new_blocks = self._kv_cache.try_admit(
+        if self._chunk_ends is not None:
+            num_tokens = self._chunk_ends.shorten(request, start, num_tokens, junction=hit.junction)
+            if num_tokens == 0:
+                return False
+        taken = self._kv_cache.try_admit(
             request,
             hit,
             start + num_tokens,
-            gate_tokens=request.num_tokens if limits.reserve_full_isl else 0,
+            gate_tokens=request.num_tokens if self._reserves_whole_prompts else 0,
             spare_blocks=self._watermark_blocks if self._running else 0,
         )
-        if new_blocks is None:
+        if taken is None:
             return False
         self._start(self._waiting.pop(), start, step)
+        step.new_blocks[request.request_id] = taken
         block_ids = self._kv_cache.block_ids(request.request_id)
-        step.scheduled.append(ScheduledRequest(request, start, num_tokens, block_ids, new_blocks))
+        step.scheduled.append(ScheduledRequest(request, start, num_tokens, block_ids, taken[0]))
         step.budget -= num_tokens
         return True
 
@@ -270,10 +337,48 @@ class Scheduler:
         request.num_computed_tokens = request.num_cached_tokens = num_cached_tokens
         self._running.append(request)
 
+    def _take_drafts(self, request: Request, num_accepted: int) -> bool:
+        """Append the accepted drafts and go back behind them; whether the request ended with one."""
+        tokens, drafts = request.all_token_ids, request.draft_token_ids
+        request.num_computed_tokens = len(tokens) + num_accepted
+        for token in drafts[:num_accepted]:
+            tokens.append(token)
+            if token in request.sampling.stop_token_ids:
+                self._finish(request, FinishReason.STOP, has_blocks=True)
+                return True
+            if len(tokens) >= request.max_num_tokens:
+                self._finish(request, FinishReason.LENGTH, has_blocks=True)
+                return True
+        return False
+
+    def _drop_drafts(self, output: SchedulerOutput) -> None:
+        """Forget the drafts of a step that has been taken in."""
+        for item in output.scheduled:
+            self._forget_drafts(item.request)
+
+    def _forget_drafts(self, request: Request) -> None:
+        if request.request_id in self._drafting:
+            self._drafting.remove(request.request_id)
+            request.draft_token_ids = ()
+
+    def _group_blocks(self, step: _Step) -> Sequence[GroupBlocks]:
+        """What the groups hold and took for each scheduled request; nothing where there is one group."""
+        if not self._has_groups:
+            return ()
+        nothing: NewBlocks = [()] * len(self._kv_cache.sizes.groups)
+        return [
+            GroupBlocks(
+                self._kv_cache.group_tables(item.request.request_id),
+                step.new_blocks.get(item.request.request_id) or nothing,
+            )
+            for item in step.scheduled
+        ]
+
     def _finish(self, request: Request, reason: FinishReason, *, has_blocks: bool) -> None:
         if has_blocks:
             self._kv_cache.free(request, request.num_computed_tokens)
         self._kv_cache.forget(request)
+        self._forget_drafts(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         del self._requests[request.request_id]
@@ -291,10 +396,7 @@ class Scheduler:
         assert len(self._running) <= self._limits.max_num_seqs, f"{len(self._running)} requests are running"
         for request in self._running:
             assert request.status is RequestStatus.RUNNING, f"{request.request_id} runs as {request.status}"
-            num_slots = len(self._kv_cache.block_ids(request.request_id)) * self._config.block_size
-            assert request.num_computed_tokens <= num_slots, (
-                f"{request.request_id} has {request.num_computed_tokens} tokens in {num_slots} slots"
-            )
+            self._kv_cache.check_slots(request)
         for request in waiting:
             assert request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED), (
                 f"{request.request_id} waits as {request.status}"

@@ -15,14 +15,32 @@ class ScheduledRequest(NamedTuple):
     """Tokens already in the cache: the position of the first token computed in this step."""
     num_tokens: int
     block_ids: Sequence[int]
-    """The whole block table, logical to physical; the scheduler's own list, not to be kept or changed."""
+    """The whole block table, logical to physical; the scheduler's own list, not to be kept or changed. With several KV
+    cache groups that of the first; see `SchedulerOutput.group_blocks`."""
     new_block_ids: Sequence[int]
-    """Blocks taken from the free queue for this request in this step; prefix hits are not among them."""
+    """Blocks taken from the free queue for this request in this step; prefix hits are not among them. With several KV
+    cache groups those of the first."""
 
     @property
     def samples(self) -> bool:
         """Whether this step reaches the last known token, so that the next one is sampled."""
-        return self.start + self.num_tokens == self.request.num_tokens
+        return self.start + self.num_tokens >= self.request.num_tokens
+
+    @property
+    def num_drafts(self) -> int:
+        """How many of the tokens are drafts behind the known ones; until the step is taken in by `update`."""
+        return max(0, self.start + self.num_tokens - self.request.num_tokens)
+
+
+class GroupBlocks(NamedTuple):
+    """One scheduled request's blocks in every KV cache group."""
+
+    tables: Sequence[Sequence[int]]
+    """One for each group, logical to physical: 0, the null block, where there is no block (any more). The scheduler's
+    own lists, not to be kept or changed; a table grows at its end, and at a position of it a block may be replaced by
+    the null block, or by its copy (see `SchedulerOutput.block_copies`)."""
+    new_block_ids: Sequence[Sequence[int]]
+    """For each group, blocks taken from the free queue in this step; a 0 is a null block appended to the table."""
 
 
 class Admission(NamedTuple):
@@ -50,3 +68,5 @@ class SchedulerOutput:
     """(source, destination) blocks to copy on the device before the forward pass."""
     num_tokens: int
     """All tokens scheduled."""
+    group_blocks: Sequence[GroupBlocks] = ()
+    """One for each of `scheduled`, in the same order, where there are several KV cache groups; else empty."""

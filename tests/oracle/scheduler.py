@@ -10,11 +10,13 @@ from kvengine.block_pool import BlockId
 from kvengine.errors import KVError
 from kvengine.request import Request, RequestId, RequestStatus
 from kvengine.scheduler import Scheduler
-from kvengine.scheduler_output import SchedulerOutput
+from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
 from tests.oracle.outcome import Mismatch, OracleInputError, Outcome
 from tests.oracle.scheduler_case import Case, CaseRequest, Scenario, load_case
 
 IDLE_STEPS_UNTIL_STALLED = 3
+
+OnSchedule = Callable[[SchedulerOutput, Mapping[RequestId, int]], None]
 
 _DIGEST_KEYS = (
     "scheduled",
@@ -41,9 +43,6 @@ def check(path: Path) -> Iterator[Outcome]:
 
 def compare(case: Case) -> Outcome:
     """Run one case and list all that differs."""
-    unsupported = case.scenario.unsupported()
-    if unsupported:
-        return Outcome(case=case.scenario.name, unsupported=unsupported)
     replay = Replay(case.scenario)
     replay.run()
     return Outcome(case=case.scenario.name, mismatches=tuple(_differences(case, replay)))
@@ -55,7 +54,8 @@ class Replay:
     Args:
         scenario: What is run.
         scheduler: What runs it, when not a new scheduler of the scenario's configuration.
-        on_schedule: Shown every step between `schedule` and `update`, as a model would see it.
+        on_schedule: Shown every step between `schedule` and `update`, as a model would see it, with the number of
+            drafts of each request that are right.
 
     Attributes:
         records: What happened in each step, with every key that a golden step can have.
@@ -67,11 +67,13 @@ class Replay:
         scenario: Scenario,
         *,
         scheduler: Scheduler | None = None,
-        on_schedule: Callable[[SchedulerOutput], None] | None = None,
+        on_schedule: OnSchedule | None = None,
     ) -> None:
         self.scenario = scenario
         self.scheduler = scheduler or Scheduler(scenario.engine_config())
         self._on_schedule = on_schedule
+        self._has_groups = len(scenario.kv_groups) > 1
+        self._wants_tables = scenario.detail in ("full", "tables")
         self.records: list[dict[str, Any]] = []
         self.status = "finished"
         self.totals = dict.fromkeys(_TOTALS, 0)
@@ -80,6 +82,8 @@ class Replay:
         self._live: dict[RequestId, Request] = {}
         # Tokens of each request that were computed or hit at least once.
         self._reached: dict[RequestId, int] = {}
+        # Steps of each request that had drafts.
+        self._draft_steps: dict[RequestId, int] = {}
         # By arrival step, then by position in the list; the next one last.
         self._to_arrive = sorted(scenario.requests, key=lambda item: item.arrival_step)[::-1]
         aborts = [item for item in scenario.requests if item.abort_step is not None]
@@ -128,7 +132,7 @@ class Replay:
         request = item.build(item.prompt(), len(outputs))
         self._outputs[request.request_id] = outputs
         self._live[request.request_id] = request
-        self._reached[request.request_id] = 0
+        self._reached[request.request_id] = self._draft_steps[request.request_id] = 0
         self.request_records[item.id] = {
             "arrival_step": item.arrival_step,
             "admitted_step": None,
@@ -151,23 +155,48 @@ class Replay:
         pool = self.scheduler.kv_cache.pool
         output = self.scheduler.schedule()
         record = self._record(output)
-        self._count(output)
+        accepted = {item.request.request_id: self._num_accepted(item) for item in output.scheduled if item.num_drafts}
+        self._count(output, accepted)
         if self._on_schedule is not None:
-            self._on_schedule(output)
-        sampled = {item.request.request_id: self._next_token(item.request) for item in output.scheduled if item.samples}
-        finished = self.scheduler.update(output, sampled)
+            self._on_schedule(output, accepted)
+        sampled = {
+            item.request.request_id: self._token(item.request, accepted.get(item.request.request_id, 0))
+            for item in output.scheduled
+            if item.samples
+        }
+        finished = self.scheduler.update(output, sampled, accepted)
         self._note_progress(sampled, finished)
+        self._propose_drafts(output)
         record["finished"] = [request.request_id for request in finished]
         record["free_after_update"] = pool.num_free
         if self.scenario.detail == "full":
             record["free_queue"] = pool.free_blocks()
             record["hashed_blocks"] = [block for block in map(BlockId, range(pool.num_blocks)) if pool.is_cached(block)]
+        if self.scenario.cache_entries:
+            record["cache_entries"] = sorted(map(list, self.scheduler.kv_cache.cache_entries()))
         record["running_after_update"] = len(self.scheduler.running)
         self.records.append(record)
         return record
 
-    def _next_token(self, request: Request) -> int:
-        return self._outputs[request.request_id][request.num_output_tokens]
+    def _token(self, request: Request, num_ahead: int) -> int:
+        """The output token that follows `num_ahead` others; past the last one it does not matter."""
+        outputs = self._outputs[request.request_id]
+        return outputs[min(request.num_output_tokens + num_ahead, len(outputs) - 1)]
+
+    def _num_accepted(self, item: ScheduledRequest) -> int:
+        assert self.scenario.spec is not None, "drafts were scheduled that nobody made"
+        rates, count = self.scenario.spec.accept, self._draft_steps[item.request.request_id]
+        self._draft_steps[item.request.request_id] = count + 1
+        return min(rates[count % len(rates)], item.num_drafts)
+
+    def _propose_drafts(self, output: SchedulerOutput) -> None:
+        """Right guesses as far as there are outputs: how many are accepted is decided when they are scheduled."""
+        if self.scenario.spec is not None:
+            numbers = range(self.scenario.spec.k)
+            requests = [item.request for item in output.scheduled if item.request.request_id in self._live]
+            self.scheduler.add_drafts(
+                {request.request_id: [self._token(request, ahead) for ahead in numbers] for request in requests}
+            )
 
     def _record(self, output: SchedulerOutput) -> dict[str, Any]:
         scheduler = self.scheduler
@@ -177,22 +206,35 @@ class Replay:
             "aborted": self._aborted,
             "scheduled": [[item.request.request_id, item.num_tokens] for item in output.scheduled],
             "hits": [[item.request_id, item.num_cached_tokens] for item in output.admitted],
-            "new_blocks": [
-                [item.request.request_id, list(item.new_block_ids)] for item in output.scheduled if item.new_block_ids
-            ],
+            "new_blocks": self._new_blocks(output),
             "preempted": list(output.preempted),
             "free_after_schedule": scheduler.kv_cache.pool.num_free,
             "waiting_after_schedule": [request.request_id for request in scheduler.waiting],
-            "block_tables": [
-                [request.request_id, list(scheduler.kv_cache.block_ids(request.request_id))]
-                for request in scheduler.running
-            ]
-            if self.scenario.detail in ("full", "tables")
+            "block_tables": [[request.request_id, self._tables(request)] for request in scheduler.running]
+            if self._wants_tables
             else [],
             "block_copies": [list(pair) for pair in output.block_copies],
+            "drafts": [[item.request.request_id, item.num_drafts] for item in output.scheduled if item.num_drafts],
         }
 
-    def _count(self, output: SchedulerOutput) -> None:
+    def _new_blocks(self, output: SchedulerOutput) -> list[list[Any]]:
+        taken: list[list[Any]]
+        if self._has_groups:
+            taken = [[list(blocks) for blocks in item.new_block_ids] for item in output.group_blocks]
+        else:
+            taken = [list(item.new_block_ids) for item in output.scheduled]
+        return [
+            [item.request.request_id, list(blocks)]
+            for item, blocks in zip(output.scheduled, taken, strict=True)
+            if any(blocks)
+        ]
+
+    def _tables(self, request: Request) -> list[Any]:
+        if self._has_groups:
+            return list(map(list, self.scheduler.kv_cache.group_tables(request.request_id)))
+        return list(self.scheduler.kv_cache.block_ids(request.request_id))
+
+    def _count(self, output: SchedulerOutput, accepted: Mapping[RequestId, int]) -> None:
         totals, pool = self.totals, self.scheduler.kv_cache.pool
         totals["steps"] += 1
         totals["scheduled_tokens"] += output.num_tokens
@@ -210,7 +252,9 @@ class Replay:
         for item in output.scheduled:
             name, end = item.request.request_id, item.start + item.num_tokens
             totals["recomputed_tokens"] += max(0, min(end, self._reached[name]) - item.start)
-            self._reached[name] = max(end, self._reached[name])
+            # Rejected drafts do not count as computed.
+            kept = end - item.num_drafts + accepted.get(name, 0)
+            self._reached[name] = max(kept, self._reached[name])
 
     def _bump(self, request_id: RequestId, key: str) -> None:
         self.request_records[request_id][key] = (self.request_records[request_id][key] or 0) + 1
@@ -284,7 +328,7 @@ def _compare_step(expected: Mapping[str, Any], got: Mapping[str, Any], case: Cas
             yield Mismatch(f"{where} {key}", None, got[key])
 
 
-_OPTIONAL_KEYS = {"aborted", "block_copies"}
+_OPTIONAL_KEYS = {"aborted", "block_copies", "drafts"}
 """Left out of a golden step when there are none."""
 
 

@@ -1,11 +1,22 @@
 """Scheduler cases: a scenario, and the answers that a real scheduler gave to it."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from kvengine.errors import ConfigError
+from kvengine.kv_groups.kinds import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    GroupKind,
+    LatentAttention,
+    LinearState,
+    SlidingWindow,
+    StateMode,
+)
 from kvengine.request import Request, RequestId, SamplingParams
 from kvengine.spec import KVCacheSpec, KVDtype
 from tests.oracle.outcome import OracleInputError
@@ -13,6 +24,7 @@ from tests.oracle.outcome import OracleInputError
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 TokenSegments = list[tuple[int, int, Count]]
+T = TypeVar("T")
 
 
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +39,7 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_token_ids: list[Token] | None = None
     prompt_gen: TokenSegments | None = None
     output_gen: TokenSegments | None = None
-    encoder_tokens: int = 0
+    encoder_tokens: Count = 0
 
     def prompt(self) -> list[int]:
         return self.prompt_token_ids or generate_tokens(self.prompt_gen or [])
@@ -43,17 +55,53 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             SamplingParams(max_tokens=num_outputs),
             priority=self.priority,
             cache_salt=self.cache_salt or "",
+            num_encoder_tokens=self.encoder_tokens,
         )
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One KV cache group."""
 
-    type: str
+    type: Literal["full", "mla", "sliding_window", "chunked_local", "mamba", "cross"]
     block_size: int | None = None
     window: int | None = None
     chunk: int | None = None
-    mode: str | None = None
+    mode: StateMode | None = None
+
+    def kind(self, block_size: int) -> GroupKind:
+        """The group as the engine takes it.
+
+        Raises:
+            ConfigError: A field that this type needs is missing.
+        """
+        size = self.block_size or block_size
+        match self.type:
+            case "full":
+                return FullAttention(block_size=size)
+            case "mla":
+                return LatentAttention(block_size=size)
+            case "sliding_window":
+                return SlidingWindow(block_size=size, window=self._given("window", self.window))
+            case "chunked_local":
+                return ChunkedLocal(block_size=size, chunk=self._given("chunk", self.chunk))
+            case "mamba":
+                return LinearState(block_size=size, mode=self._given("mode", self.mode))
+            case "cross":
+                return CrossAttention(block_size=size)
+
+    def _given(self, name: str, value: T | None) -> T:
+        if value is None:
+            raise ConfigError(f"kv_groups: a {self.type} group needs {name!r}")
+        return value
+
+
+class Drafts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Speculative drafts: after each step every request that got a token proposes `k` of them."""
+
+    k: Count
+    lookahead: Count
+    accept: Annotated[list[Count], msgspec.Meta(min_length=1)]
+    """How many of the drafts of a request's n-th step with drafts are right, over and over."""
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,31 +121,27 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: SchedulingPolicy = SchedulingPolicy.FCFS
     watermark: float = 0.0
     reserve_full_isl: bool = True
-    kv_groups: list[Group] = msgspec.field(default_factory=lambda: [Group(type="full")])
+    kv_groups: Annotated[list[Group], msgspec.Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: [Group(type="full")]
+    )
     retention_interval: int | None = 0
     prefix_match_unit: int | None = None
     dcp: int = 1
-    spec: dict[str, Any] | None = None
+    spec: Drafts | None = None
     cache_entries: bool = False
     detail: str = "full"
     max_steps: int = 200_000
 
     def unsupported(self) -> str:
-        """What this scenario needs and the engine does not have yet; empty when it has all."""
-        for group in self.kv_groups:
-            if group.type != "full":
-                return f"not supported yet: {group.type} group"
-        if len(self.kv_groups) > 1:
-            return "not supported yet: several groups"
-        if self.dcp > 1:
-            return "not supported yet: decode context parallelism"
-        if self.spec is not None:
-            return "not supported yet: speculative drafts"
-        if self.prefix_match_unit not in (None, self.block_size):
-            return "not supported yet: hits inside a block"
-        return ""
+        """What an `Engine` with its runner cannot play; the scheduler alone plays all."""
+        return "speculative drafts" if self.spec is not None else ""
 
     def engine_config(self) -> EngineConfig:
+        """The engine that runs it.
+
+        Raises:
+            ConfigError: A group lacks a field.
+        """
         return EngineConfig(
             # Bytes play no part in scheduling, so the smallest geometry will do.
             kv_cache=KVCacheSpec(
@@ -110,6 +154,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ),
             num_blocks=self.num_blocks,
             enable_prefix_caching=self.enable_prefix_caching,
+            groups=tuple(group.kind(self.block_size) for group in self.kv_groups),
+            retention_interval=self.retention_interval,
+            prefix_match_unit=self.prefix_match_unit,
+            context_parallel_size=self.dcp,
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,
@@ -119,6 +167,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 policy=self.policy,
                 watermark=self.watermark,
                 reserve_full_isl=self.reserve_full_isl,
+                num_lookahead_tokens=self.spec.lookahead if self.spec is not None else 0,
             ),
         )
 

@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvengine.block_pool import BlockId
 from kvengine.kv_cache_manager import KVCacheManager
 from kvengine.request import Request, RequestId
-from tests.builders import a_request
+from tests.builders import a_request, an_engine_config
 
 Content = tuple[str, tuple[int, ...]]
 """Salt and every token up to the end of a block."""
@@ -18,7 +18,7 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
     def build(self, num_blocks: int, block_size: int, caching: bool) -> None:
         self.block_size = block_size
         self.caching = caching
-        self.manager = KVCacheManager(num_blocks=num_blocks, block_size=block_size, enable_prefix_caching=caching)
+        self.manager = KVCacheManager(an_engine_config(num_blocks=num_blocks, block_size=block_size, caching=caching))
         self.live: dict[str, Request] = {}
         self.tables: dict[str, list[int]] = {}
         self.content: dict[int, Content] = {}
@@ -36,10 +36,11 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
         request = a_request(f"r{self.num_requests}", prompt=prompt, salt=salt)
         self.num_requests += 1
         hit = self.manager.find_prefix(request)
-        self._check_hit(request, hit.block_ids)
+        (hit_blocks,) = hit.tables
+        self._check_hit(request, hit_blocks)
         num_tokens = hit.num_tokens + max(1, (request.num_tokens - hit.num_tokens) * share // 100)
         wanted = max(num_tokens, request.num_tokens if gate else 0)
-        needed = self._blocks(wanted) - len(hit.block_ids) + sum(self._owners(block) == 0 for block in hit.block_ids)
+        needed = self._blocks(wanted) - len(hit_blocks) + sum(self._owners(block) == 0 for block in hit_blocks)
         free_before = self.manager.pool.free_blocks()
         gate_tokens = request.num_tokens if gate else 0
         taken = self.manager.try_admit(request, hit, num_tokens, gate_tokens=gate_tokens, spare_blocks=spare)
@@ -48,10 +49,11 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
             assert self.manager.pool.free_blocks() == free_before
             self.manager.forget(request)
             return
-        assert taken == [block for block in free_before if block not in hit.block_ids][: len(taken)]
-        assert len(taken) == self._blocks(num_tokens) - len(hit.block_ids)
+        (blocks,) = taken
+        assert blocks == [block for block in free_before if block not in hit_blocks][: len(blocks)]
+        assert len(blocks) == self._blocks(num_tokens) - len(hit_blocks)
         self.live[request.request_id] = request
-        self.tables[request.request_id] = [*hit.block_ids, *taken]
+        self.tables[request.request_id] = [*hit_blocks, *blocks]
         self._write(request, num_tokens)
 
     @precondition(lambda self: self.live)
@@ -70,8 +72,9 @@ class KVCacheManagerMachine(RuleBasedStateMachine):
             assert self.manager.pool.free_blocks() == free_before
             return
         assert taken is not None
-        assert list(taken) == free_before[:missing]
-        self.tables[request.request_id] += taken
+        blocks = [block for group in taken for block in group]
+        assert blocks == free_before[:missing]
+        self.tables[request.request_id] += blocks
         self._write(request, num_tokens)
 
     @precondition(lambda self: self.live)

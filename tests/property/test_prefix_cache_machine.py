@@ -2,10 +2,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvengine.block_pool import BlockId
-from kvengine.prefix_cache import BlockHash, PrefixCache
+from kvengine.prefix_cache import BlockKey, PrefixCache
 
 NUM_BLOCKS = 8
-HASHES = [BlockHash(name.encode()) for name in "wxyz"]
+HASHES = [BlockKey(name.encode()) for name in "wxyz"]
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
@@ -14,12 +14,12 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = PrefixCache(NUM_BLOCKS)
-        self.entries: list[tuple[BlockHash, BlockId]] = []
+        self.entries: list[tuple[BlockKey, BlockId]] = []
 
     @rule(block=st.integers(1, NUM_BLOCKS - 1), block_hash=st.sampled_from(HASHES))
-    def insert(self, block: int, block_hash: BlockHash) -> None:
+    def insert(self, block: int, block_hash: BlockKey) -> None:
         if all(entered != block for _, entered in self.entries):
-            self.cache.insert([BlockId(block)], [block_hash])
+            self.cache.insert([BlockId(block)], [block_hash], first_length=4, block_size=4)
             self.entries.append((block_hash, BlockId(block)))
 
     @precondition(lambda self: self.entries)

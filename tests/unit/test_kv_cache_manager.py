@@ -1,13 +1,16 @@
 from kvengine.block_pool import BlockId
-from kvengine.kv_cache_manager import KVCacheManager, PrefixHit
+from kvengine.kv_cache_manager import KVCacheManager
+from kvengine.kv_groups.agreement import PrefixHit
 from kvengine.request import Request, RequestId
-from tests.builders import a_request
-
-NO_HIT = PrefixHit([], 0)
+from tests.builders import a_request, an_engine_config
 
 
 def a_manager(*, num_blocks: int = 9, caching: bool = True) -> KVCacheManager:
-    return KVCacheManager(num_blocks=num_blocks, block_size=4, enable_prefix_caching=caching)
+    return KVCacheManager(an_engine_config(num_blocks=num_blocks, caching=caching))
+
+
+def no_hit() -> PrefixHit:
+    return PrefixHit([[]], 0)
 
 
 def admit(manager: KVCacheManager, request: Request) -> int:
@@ -18,21 +21,27 @@ def admit(manager: KVCacheManager, request: Request) -> int:
     return hit.num_tokens
 
 
+def extend(manager: KVCacheManager, request: Request, num_tokens: int) -> list[int] | None:
+    """The blocks newly taken in the only group."""
+    taken = manager.try_extend(request, num_tokens)
+    return None if taken is None else [block for blocks in taken for block in blocks]
+
+
 def test_a_request_gets_a_block_for_every_begun_block_of_tokens() -> None:
     manager = a_manager()
     request = a_request(prompt="abcdefghi")  # 9 tokens: 3 blocks of 4
-    assert manager.try_admit(request, NO_HIT, 9) == [1, 2, 3]
+    assert manager.try_admit(request, no_hit(), 9) == [[1, 2, 3]]
     assert manager.block_ids(request.request_id) == [1, 2, 3]
 
 
 def test_a_table_grows_only_when_a_token_does_not_fit() -> None:
     manager = a_manager()
     request = a_request(prompt="abcdefg")
-    manager.try_admit(request, NO_HIT, 7)
-    assert list(manager.try_extend(request, 8) or ()) == []
+    manager.try_admit(request, no_hit(), 7)
+    assert extend(manager, request, 8) == []
     request.append_output(1)
     request.append_output(2)
-    assert manager.try_extend(request, 9) == [3]
+    assert extend(manager, request, 9) == [3]
 
 
 def test_full_blocks_enter_the_cache_when_they_are_scheduled_and_partial_ones_do_not() -> None:
@@ -87,9 +96,9 @@ def test_hit_blocks_that_nobody_owns_count_as_needed() -> None:
     manager.free(first, 8)
     second = a_request("second", prompt="abcdefghijkl")
     hit = manager.find_prefix(second)
-    assert hit == PrefixHit([BlockId(1), BlockId(2)], 8)
+    assert hit == PrefixHit([[BlockId(1), BlockId(2)]], 8)
     assert manager.try_admit(second, hit, 12, spare_blocks=1) is None
-    assert manager.try_admit(second, hit, 12) == [3]
+    assert manager.try_admit(second, hit, 12) == [[3]]
 
 
 def test_a_refused_admission_changes_nothing() -> None:
@@ -108,17 +117,17 @@ def test_a_refused_admission_changes_nothing() -> None:
 def test_the_gate_asks_for_room_that_is_not_set_aside() -> None:
     manager = a_manager(num_blocks=4)
     request = a_request(prompt="abcdefghijklm")  # 13 tokens: 4 blocks, of which 3 are there
-    assert manager.try_admit(request, NO_HIT, 4, gate_tokens=13) is None
-    assert manager.try_admit(request, NO_HIT, 4, gate_tokens=12) == [1]
+    assert manager.try_admit(request, no_hit(), 4, gate_tokens=13) is None
+    assert manager.try_admit(request, no_hit(), 4, gate_tokens=12) == [[1]]
     assert manager.pool.num_free == 2
 
 
 def test_blocks_that_were_never_computed_leave_the_cache_with_their_request() -> None:
     manager = a_manager()
     request = a_request("victim", prompt="abcdefghijkl")
-    manager.try_admit(request, NO_HIT, 12)
+    manager.try_admit(request, no_hit(), 12)
     manager.free(request, 7)  # of 3 full blocks only the first was written whole
-    assert manager.find_prefix(a_request("later", prompt="abcdefghijklm")).block_ids == [1]
+    assert manager.find_prefix(a_request("later", prompt="abcdefghijklm")).tables == [[1]]
     assert manager.pool.free_blocks()[:2] == [3, 2]
     manager.check_invariants()
 
@@ -129,5 +138,5 @@ def test_an_evicted_block_is_no_longer_found() -> None:
     admit(manager, first)
     manager.free(first, 8)
     admit(manager, a_request("second", prompt="wxyz"))  # takes block 2, the end of the first prefix
-    assert manager.find_prefix(a_request("third", prompt="abcdefghi")).block_ids == [1]
+    assert manager.find_prefix(a_request("third", prompt="abcdefghi")).tables == [[1]]
     manager.check_invariants()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvengine.block_pool import BlockId
-from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache
+from kvengine.prefix_cache import BlockKey, HashChain, PrefixCache
 
 
 def hashes_of(tokens: list[int], *, block_size: int = 2, salt: str = "") -> list[bytes]:
@@ -41,9 +41,9 @@ def test_asking_bit_by_bit_gives_what_asking_at_once_gives(tokens: list[int], da
 
 
 def test_of_equal_blocks_the_first_entered_is_found_until_it_goes() -> None:
-    cache, key = PrefixCache(8), BlockHash(b"k")
+    cache, key = PrefixCache(8), BlockKey(b"k")
     for block in (5, 3, 7):
-        cache.insert([BlockId(block)], [key])
+        cache.add(BlockId(block), key, 4)
     assert cache.find(key) == 5
     cache.discard([BlockId(3)])
     assert cache.find(key) == 5
@@ -56,10 +56,11 @@ def test_of_equal_blocks_the_first_entered_is_found_until_it_goes() -> None:
 
 def test_a_prefix_ends_at_its_first_missing_block_and_at_the_limit() -> None:
     cache = PrefixCache(8)
-    keys = [BlockHash(name) for name in (b"a", b"b", b"c", b"d")]
-    cache.insert([BlockId(1), BlockId(2), BlockId(4)], [keys[0], keys[1], keys[3]])
+    keys = [BlockKey(name) for name in (b"a", b"b", b"c", b"d")]
+    cache.insert([BlockId(1), BlockId(2)], keys[:2], first_length=4, block_size=4)
+    cache.add(BlockId(4), keys[3], 16)
     assert cache.find_prefix(keys, 4) == [1, 2]
     assert cache.find_prefix(keys, 1) == [1]
     assert cache.find_prefix(keys, 0) == []
-    assert cache.hash_of(BlockId(4)) == b"d"
-    assert cache.hash_of(BlockId(3)) is None
+    assert cache.key_of(BlockId(4)) == b"d"
+    assert cache.key_of(BlockId(3)) is None
