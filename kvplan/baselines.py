@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
-from kvengine.units import cdiv
 from kvplan.capacity import Capacity
-from kvplan.demand import Demand, DemandKind, tail_waste
+from kvplan.demand import Demand, DemandKind
 
 _INDEX_ENTRY_BYTES = 4
 """Block tables and token tables hold 32-bit integers."""
@@ -64,7 +63,14 @@ class Baseline:
 def compare_designs(
     capacity: Capacity, demand: Demand, *, max_num_seqs: int, prefix_caching: bool
 ) -> dict[Design, Baseline]:
-    """Work out all four designs for the same memory and the same requests."""
+    """Work out all four designs for the same memory and the same requests.
+
+    The designs other than the paged one keep every token in every attention layer. A model without attention keeps one
+    state per request in all of them.
+    """
+    paged = paged_baseline(capacity, demand, max_num_seqs=max_num_seqs, prefix_caching=prefix_caching)
+    if not capacity.token_bytes:
+        return dict.fromkeys(Design, paged)
     longest, slots = capacity.max_model_len, capacity.token_slots
     row_bytes = max_num_seqs * _INDEX_ENTRY_BYTES
     # A token-level table has one row more, for padding (SGLang's request-to-token pool).
@@ -72,8 +78,8 @@ def compare_designs(
     return {
         Design.CONTIGUOUS: _slabs(demand, slots, lambda _: longest, reserved=True, index_bytes=row_bytes),
         Design.BUDDY: _slabs(demand, slots, next_power_of_two, reserved=False, index_bytes=row_bytes),
-        Design.PAGED: paged_baseline(capacity, demand, max_num_seqs=max_num_seqs, prefix_caching=prefix_caching),
-        Design.TOKEN_LEVEL: _units(demand, 1, slots, prefix_caching=prefix_caching, index_bytes=token_table_bytes),
+        Design.PAGED: paged,
+        Design.TOKEN_LEVEL: _tokens(demand, slots, prefix_caching=prefix_caching, index_bytes=token_table_bytes),
     }
 
 
@@ -81,9 +87,13 @@ def paged_baseline(capacity: Capacity, demand: Demand, *, max_num_seqs: int, pre
     """Work out whole blocks."""
     return _units(
         demand,
-        capacity.spec.block_size,
-        capacity.usable_blocks,
-        prefix_caching=prefix_caching,
+        _Units(
+            count=capacity.usable_blocks,
+            slots=capacity.block_slots,
+            needed=capacity.blocks_for,
+            unused=capacity.tail_waste,
+            shared=capacity.shared_blocks(demand.shared_tokens(prefix_caching=prefix_caching)),
+        ),
         index_bytes=max_num_seqs * capacity.blocks_per_request * _INDEX_ENTRY_BYTES,
     )
 
@@ -93,17 +103,38 @@ def next_power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()
 
 
-def _units(demand: Demand, unit: int, num_units: int, *, prefix_caching: bool, index_bytes: int) -> Baseline:
-    """Work out whole units of so many slots; a common prefix is held once, as far as it fills units."""
-    shared = demand.shared_blocks(unit, prefix_caching=prefix_caching)
-    fitting = _fitting(demand, num_units - shared, lambda length: cdiv(length, unit) - shared)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Units:
+    """What is handed out: so many units, each of so many slots."""
+
+    count: int
+    slots: int
+    needed: Callable[[int], int]
+    """Units of a request of a length."""
+    unused: Callable[[int], int]
+    """Slots of these that hold no token."""
+    shared: int
+    """Units that all requests hold once between them."""
+
+
+def _tokens(demand: Demand, slots: int, *, prefix_caching: bool, index_bytes: int) -> Baseline:
+    """Work out single tokens."""
+    shared = demand.shared_tokens(prefix_caching=prefix_caching)
+    units = _Units(count=slots, slots=1, needed=lambda length: length, unused=lambda _: 0, shared=shared)
+    return _units(demand, units, index_bytes=index_bytes)
+
+
+def _units(demand: Demand, units: _Units, *, index_bytes: int) -> Baseline:
+    """Work out whole units; a common prefix is held once, as far as it fills units."""
+    shared = units.shared
+    fitting = _fitting(demand, units.count - shared, lambda length: units.needed(length) - shared)
     counted = demand.requests if demand.requests is not None else fitting
-    waste = _over_requests(demand, counted, lambda length: tail_waste(length, unit))
-    private = _over_requests(demand, counted, lambda length: cdiv(length, unit) - shared)
-    allocated = (private + (shared if counted else 0)) * unit
+    waste = _over_requests(demand, counted, units.unused)
+    private = _over_requests(demand, counted, lambda length: units.needed(length) - shared)
+    allocated = (private + (shared if counted else 0)) * units.slots
     return Baseline(
         requests=fitting,
-        slots_total=num_units * unit,
+        slots_total=units.count * units.slots,
         slots_allocated=allocated,
         slots_used=allocated - waste,
         reserved_waste_slots=0,
@@ -139,7 +170,7 @@ def _slabs(
 def _fitting(demand: Demand, room: int, measure: Callable[[int], int]) -> int:
     """Count the requests that fit: of a list in order, up to the first that does not; of equal ones as many as can."""
     if demand.kind is not DemandKind.LENGTHS:
-        return max(0, room) // measure(demand.lengths[0])
+        return max(0, room) // max(1, measure(demand.lengths[0]))
     fitting = 0
     for length in demand.lengths:
         room -= measure(length)

@@ -4,13 +4,19 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from kvengine.units import cdiv
 from kvplan.baselines import Baseline
 from kvplan.budget import Part
+from kvplan.capacity import Capacity
 from kvplan.demand import DemandKind
 from kvplan.hints import Hint
+from kvplan.kv_layout.groups import KVGroup, padding_layers
+from kvplan.kv_layout.layers import AttentionKind, AttentionLayer
+from kvplan.kv_packing import packed_index_bytes
+from kvplan.models.layer_parts import KeptRows, KeptState, LayerParts, RowUse
 from kvplan.needs import needs_of
 from kvplan.plan import Plan
+from kvplan.pool import cache_form, cached_layers
+from kvplan.rank_layers import rank_state_bytes
 
 SCHEMA = "kvplan.budget/1"
 
@@ -33,13 +39,22 @@ def budget_document(plan: Plan, *, block_sizes: Sequence[int], hints: Sequence[H
             "parameters": model.weights.parameters if model.weights else None,
             "parameters_exact": model.weights.exact if model.weights else None,
             "max_model_len": model.max_model_len,
+            "assumption": model.assumption or None,
         },
         "gpu": {
             "name": (gpu.name or None) if gpu else None,
-            "count": engine.tensor_parallel,
+            "count": engine.parallel.gpus,
             "total_bytes": budget.total_bytes,
         },
-        "engine": {"name": engine.engine.value, "version": engine.engine.version or None},
+        "engine": {"name": engine.engine.value, "version": engine.version_text or None},
+        "parallelism": {
+            "tensor": engine.tensor_parallel,
+            "pipeline": engine.pipeline_parallel,
+            "data": engine.data_parallel,
+            "experts": engine.expert_parallel,
+            "decode_context": engine.decode_context_parallel,
+            "stage": plan.stage,
+        },
         "parts": [_part(part) for part in budget.parts],
         "available_kv": {
             "bytes": available.size_bytes,
@@ -79,25 +94,59 @@ def _part(part: Part) -> Document:
 
 
 def _kv(plan: Plan) -> Document:
-    spec = plan.capacity.spec
+    """Bytes per token count the layers that keep every token; keys of a sparse-attention index are counted apart."""
+    capacity, inputs = plan.capacity, plan.inputs
+    layers = [layer for group in capacity.layout.groups for layer in group.layers if isinstance(layer, AttentionLayer)]
+    growing = [layer for layer in layers if layer.kind in (AttentionKind.FULL, AttentionKind.MLA)]
+    kept = cached_layers(inputs.model, inputs.engine, plan.stage)
+    index_bytes = _index_bytes(kept)
     return {
-        "bytes_per_token": spec.token_bytes,
-        "state_bytes_per_sequence": 0,
-        "bytes_per_block": spec.block_bytes,
-        "block_size": spec.block_size,
-        "dtype": spec.dtype.value,
-        "groups": [
-            {
-                "kind": "full",
-                "layers": spec.num_layers,
-                "kv_heads": spec.num_kv_heads,
-                "head_dim": spec.head_dim,
-                "block_size": spec.block_size,
-                "page_bytes": spec.page_bytes,
-                "blocks_per_request": plan.capacity.blocks_per_request,
-            }
-        ],
+        "bytes_per_token": _number(_token_bytes(growing) - index_bytes),
+        "index_bytes_per_token": _number(index_bytes),
+        "naive_bytes_per_token": _number(Fraction(capacity.token_bytes)),
+        "state_bytes_per_sequence": _state_bytes(plan),
+        "bytes_per_block": capacity.block_bytes,
+        "block_size": capacity.block_size,
+        "dtype": inputs.model.kv_dtype(inputs.engine.kv_dtype, inputs.engine.dtype).value,
+        "packing": inputs.engine.kv_packing.value,
+        "padding_layers": padding_layers(capacity.layout.groups),
+        "state_slots": capacity.state_slots,
+        "groups": [_group(group, capacity) for group in capacity.layout.groups],
     }
+
+
+def _group(group: KVGroup, capacity: Capacity) -> Document:
+    first = group.layers[0]
+    attention = first if isinstance(first, AttentionLayer) else None
+    heads = attention.shape if attention else ()
+    return {
+        "kind": attention.kind.value if attention else "mamba",
+        "layers": len(group.layers),
+        "kv_heads": heads[0] if heads else None,
+        "head_dim": heads[1] if heads else None,
+        "window": (attention.reach or None) if attention else None,
+        "block_size": group.block_size,
+        "page_bytes": group.page_bytes,
+        "blocks_per_request": group.blocks_for(capacity.bound),
+    }
+
+
+def _token_bytes(layers: Sequence[AttentionLayer]) -> Fraction:
+    return sum((Fraction(layer.token_bytes, layer.tokens_per_row) for layer in layers), Fraction(0))
+
+
+def _index_bytes(layers: Sequence[LayerParts]) -> Fraction:
+    """Bytes of keys for every token; a compressed stream's own index belongs to the stream."""
+    rows = [part for layer in layers for part in layer if isinstance(part, KeptRows)]
+    plain = [row for row in rows if row.use is RowUse.INDEX and row.tokens_per_row == 1]
+    return Fraction(sum(packed_index_bytes(row) for row in plain))
+
+
+def _state_bytes(plan: Plan) -> int:
+    inputs = plan.inputs
+    form = cache_form(inputs.model, inputs.engine, max_model_len=plan.capacity.max_model_len)
+    kept = cached_layers(inputs.model, inputs.engine, plan.stage)
+    return sum(rank_state_bytes(part, form) for layer in kept for part in layer if isinstance(part, KeptState))
 
 
 def _workload(plan: Plan) -> Document:
@@ -110,7 +159,7 @@ def _workload(plan: Plan) -> Document:
         "prompt_tokens": demand.prompt_tokens,
         "output_tokens": demand.output_tokens,
         "shared_prefix": demand.shared_prefix,
-        "blocks_per_request": cdiv(demand.tokens_max, plan.capacity.spec.block_size),
+        "blocks_per_request": plan.capacity.blocks_for(demand.tokens_max),
     }
 
 
@@ -146,7 +195,7 @@ def _baseline(baseline: Baseline) -> Document:
 def _block_size_row(plan: Plan, block_size: int) -> Document:
     capacity, paged = plan.at_block_size(block_size)
     demand = plan.demand
-    shared = demand.shared_blocks(block_size, prefix_caching=plan.inputs.engine.prefix_caching)
+    shared = demand.shared_tokens(prefix_caching=plan.prefix_caching) // capacity.block_size
     counted = demand.requests if demand.requests is not None else paged.requests
     return {
         "block_size": block_size,
@@ -157,7 +206,7 @@ def _block_size_row(plan: Plan, block_size: int) -> Document:
         "tail_waste_tokens_mean": _number(Fraction(paged.internal_waste_slots, counted)) if counted else None,
         "tail_waste_fraction": _number(paged.waste_fraction),
         "block_table_bytes": paged.index_bytes,
-        "prefix_hit_tokens": shared * block_size,
+        "prefix_hit_tokens": shared * capacity.block_size,
         "fits": paged.fits,
     }
 

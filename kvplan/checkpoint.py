@@ -1,8 +1,9 @@
 """Bytes of a checkpoint from its headers: safetensors files, or the index that lists them. No tensor is read."""
 
 import json
-from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from kvengine.errors import ConfigError
@@ -11,6 +12,17 @@ from kvplan.loading import load_json_object
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a checkpoint."""
+
+    name: str
+    dtype: str
+    """As safetensors spells it: `BF16`, `F8_E4M3`, `U8`."""
+    shape: tuple[int, ...]
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +34,8 @@ class StoredWeights:
     stored_bytes: int
     float32_bytes: int
     """Part of them in float32, which an engine that runs in 16 bits halves when it loads them."""
+    tensors: tuple[StoredTensor, ...] = ()
+    """Each tensor, where headers were read; nothing where only a total is known."""
 
     def loaded_bytes(self, element_bytes: int) -> int:
         """Return their size in memory when float32 tensors become `element_bytes` wide."""
@@ -40,18 +54,36 @@ def read_stored_weights(folder: Path, *, float32: bool) -> StoredWeights | None:
     """
     files = sorted(folder.glob("*.safetensors"))
     if files:
-        sizes: Counter[str] = Counter()
-        for path in files:
-            sizes.update(_tensor_bytes(path))
+        tensors = [tensor for path in files for tensor in _read_header(path)]
         plural = "s" if len(files) > 1 else ""
-        return StoredWeights(
-            source=f"{len(files)} safetensors header{plural}", stored_bytes=sizes.total(), float32_bytes=sizes["F32"]
-        )
+        return weights_of(tensors, source=f"{len(files)} safetensors header{plural}")
     for name in _INDEX_NAMES:
         if (folder / name).is_file():
             total = _index_total(folder / name)
             return StoredWeights(source=name, stored_bytes=total, float32_bytes=total if float32 else 0)
     return None
+
+
+def weights_of(tensors: list[StoredTensor], *, source: str) -> StoredWeights:
+    """Add up tensors."""
+    return StoredWeights(
+        source=source,
+        stored_bytes=sum(tensor.size_bytes for tensor in tensors),
+        float32_bytes=sum(tensor.size_bytes for tensor in tensors if tensor.dtype == "F32"),
+        tensors=tuple(tensors),
+    )
+
+
+def tensors_of_header(header: Mapping[str, object], *, source: str) -> list[StoredTensor]:
+    """Read the tensors of a safetensors header: name to {dtype, shape, data_offsets}.
+
+    Raises:
+        ConfigError: The header is damaged.
+    """
+    try:
+        return list(_tensors(header))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ConfigError("damaged safetensors header", where=source) from None
 
 
 def _index_total(path: Path) -> int:
@@ -62,27 +94,32 @@ def _index_total(path: Path) -> int:
     return int(total)
 
 
-def _tensor_bytes(path: Path) -> Counter[str]:
-    """Return the bytes of one safetensors file by element type.
-
-    Layout: 8 bytes little-endian header length, then a JSON object: name to {dtype, shape, data_offsets}.
-    """
+def _read_header(path: Path) -> list[StoredTensor]:
+    """Read the header of one file: 8 bytes little-endian length, then a JSON object."""
     try:
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
             if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
                 raise ConfigError("not a safetensors file: its header does not fit in it", where=str(path))
             header = json.loads(file.read(header_bytes))
-        sizes: Counter[str] = Counter()
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                begin, end = tensor["data_offsets"]
-                sizes[tensor["dtype"]] += _span(begin, end)
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         raise ConfigError("damaged safetensors header", where=str(path)) from None
-    return sizes
+    return tensors_of_header(header, source=str(path))
+
+
+def _tensors(header: Mapping[str, object]) -> Iterator[StoredTensor]:
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        if not isinstance(tensor, Mapping):
+            raise ValueError("a tensor is described by an object")
+        begin, end = tensor["data_offsets"]
+        shape = tuple(int(size) for size in tensor["shape"]) if "shape" in tensor else ()
+        if any(size < 0 for size in shape) or prod(shape) >= 2**60:
+            raise ValueError("senseless shape")
+        yield StoredTensor(name, str(tensor["dtype"]), shape, _span(begin, end))
 
 
 def _span(begin: object, end: object) -> int:

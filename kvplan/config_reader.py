@@ -1,6 +1,6 @@
 """Typed access to the keys of a Hugging Face `config.json`, whose values may be anything."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvengine.errors import ConfigError
 
@@ -16,18 +16,31 @@ class ConfigReader:
         defaulted: Keys that were absent and took the class default, with that default.
     """
 
-    def __init__(self, config: Mapping[str, object], source: str, defaults: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object],
+        source: str,
+        defaults: Mapping[str, int] | None = None,
+        nested_defaults: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
         self._config = config
         self._source = source
         self._defaults = defaults or {}
+        self._nested_defaults = nested_defaults or {}
         self.asked: set[str] = set()
         self.defaulted: dict[str, int] = {}
 
-    def with_defaults(self, defaults: Mapping[str, int]) -> "ConfigReader":
-        """Return a reader of the same object that knows class defaults."""
-        reader = ConfigReader(self._config, self._source, defaults)
+    def with_defaults(
+        self, defaults: Mapping[str, int], nested_defaults: Mapping[str, Mapping[str, int]] | None = None
+    ) -> "ConfigReader":
+        """Return a reader of the same object that knows class defaults, its own and those of objects inside."""
+        reader = ConfigReader(self._config, self._source, defaults, nested_defaults)
         reader.asked = self.asked
         return reader
+
+    def peek(self, key: str) -> object:
+        """Return a value as it is without counting it as looked at."""
+        return self._config.get(key)
 
     def get(self, key: str) -> object:
         """Return a value as it is, None when absent."""
@@ -45,7 +58,7 @@ class ConfigReader:
 
     def nested(self, key: str) -> "ConfigReader":
         """Return a reader of an object inside, empty when absent."""
-        return ConfigReader(self.mapping(key), f"{self._source}: {key}")
+        return ConfigReader(self.mapping(key), f"{self._source}: {key}", self._nested_defaults.get(key))
 
     def count(self, key: str, *, maximum: int = MAX_WHOLE) -> int:
         """Return a whole number from 1 to `maximum`: the key's own, or its class default.
@@ -69,6 +82,61 @@ class ConfigReader:
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise self.refuse(f"{key}: expected a whole number from {minimum} to {maximum:,}, got {shown(value)}")
         return value
+
+    def first_count(self, keys: Sequence[str], *, maximum: int = MAX_WHOLE) -> int:
+        """Return the whole number under the first key that is there, or its class default.
+
+        A list with an entry for each layer or part counts by its first entry.
+
+        Raises:
+            ConfigError: It is something else, or absent without a default.
+        """
+        value = self.optional_first_count(keys, maximum=maximum)
+        if value is not None:
+            return value
+        return self.count(next((key for key in keys if self.has_default(key)), keys[0]), maximum=maximum)
+
+    def optional_first_count(self, keys: Sequence[str], *, minimum: int = 1, maximum: int = MAX_WHOLE) -> int | None:
+        """Return the whole number under the first key that is there, None when none is."""
+        for key in keys:
+            value = self.get(key)
+            if isinstance(value, list):
+                return self.counts(key, minimum=minimum, maximum=maximum)[0]
+            if value is not None:
+                return self.optional_count(key, minimum=minimum, maximum=maximum)
+        return None
+
+    def items(self, key: str, *, length: int | None = None) -> list[object]:
+        """Return a list, with at least so many entries where a length is said; more are cut off.
+
+        Configurations list draft layers behind the model's own in some spellings.
+        """
+        value = self.get(key)
+        if not isinstance(value, list):
+            raise self.refuse(f"{key}: expected a list, got {shown(value)}")
+        if length is not None and len(value) < length:
+            raise self.refuse(f"{key}: expected {length:,} entries, one for each layer, got {len(value):,}")
+        return value[:length]
+
+    def objects(self, key: str, *, length: int | None = None) -> "list[ConfigReader]":
+        """Return a list of objects, each with a reader of its own."""
+        readers = []
+        for index, entry in enumerate(self.items(key, length=length)):
+            if not isinstance(entry, Mapping):
+                raise self.refuse(f"{key}[{index}]: expected an object, got {shown(entry)}")
+            readers.append(ConfigReader(entry, f"{self._source}: {key}[{index}]"))
+        return readers
+
+    def counts(self, key: str, *, minimum: int = 0, maximum: int = MAX_WHOLE) -> list[int]:
+        """Return a list of whole numbers."""
+        numbers = []
+        for entry in self.items(key):
+            if isinstance(entry, bool) or not isinstance(entry, int) or not minimum <= entry <= maximum:
+                raise self.refuse(f"{key}: expected whole numbers from {minimum} to {maximum:,}, got {shown(entry)}")
+            numbers.append(entry)
+        if minimum > 0 and not numbers:
+            raise self.refuse(f"{key}: expected at least one entry")
+        return numbers
 
     def ratio(self, key: str, *, default: float) -> float:
         """Return a number above 0 and at most 10,000: the key's own, else `default`."""

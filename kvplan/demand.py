@@ -42,11 +42,11 @@ class Demand:
         """Tokens of a request, on average."""
         return Fraction(sum(self.lengths), len(self.lengths))
 
-    def shared_blocks(self, block_size: int, *, prefix_caching: bool) -> int:
-        """Full blocks that the requests hold once between them; a prompt's last token is always computed anew."""
+    def shared_tokens(self, *, prefix_caching: bool) -> int:
+        """Tokens that requests can hold once between them; a prompt's last token is always computed anew."""
         if not prefix_caching or not self.shared_prefix or self.prompt_tokens is None:
             return 0
-        return min(self.shared_prefix, self.prompt_tokens - 1) // block_size
+        return min(self.shared_prefix, self.prompt_tokens - 1)
 
 
 def lengths_demand(lengths: tuple[int, ...]) -> Demand:

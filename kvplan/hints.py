@@ -11,6 +11,7 @@ from kvengine.units import MIB
 from kvplan.budget import MemoryFraction
 from kvplan.capacity import EngineKind
 from kvplan.gpu_spec import load_gpu_profile
+from kvplan.kv_packing import KVPacking
 from kvplan.needs import needs_of
 from kvplan.plan import Outcome, Plan, PlanInputs, make_plan
 from kvplan.profiles import find_profiles
@@ -53,7 +54,9 @@ def _first_that_fits(changes: Iterable[_Change]) -> Hint | None:
 def _room_for_more(plan: Plan) -> list[Hint]:
     hints = []
     for change in _smaller_kv(plan):
-        changed = make_plan(change.inputs)
+        changed = _try_plan(change.inputs)
+        if changed is None:
+            continue
         before, after = plan.capacity.num_blocks, changed.capacity.num_blocks
         if before and after > before:
             hints.append(Hint(option=change.option, effect=f"{after:,} blocks instead of {before:,}"))
@@ -89,7 +92,9 @@ def _more_seqs(plan: Plan) -> Iterator[_Change]:
 
 
 def _smaller_kv(plan: Plan) -> Iterator[_Change]:
-    if plan.capacity.spec.dtype is not KVDtype.FP8 and plan.inputs.engine.num_blocks is None:
+    engine, model = plan.inputs.engine, plan.inputs.model
+    dtype = model.kv_dtype(engine.kv_dtype, engine.dtype)
+    if dtype is not KVDtype.FP8 and engine.num_blocks is None and engine.kv_packing is KVPacking.PLAIN:
         yield _with_engine(plan, "--kv-cache-dtype fp8", kv_dtype=KVDtype.FP8)
 
 
@@ -99,7 +104,7 @@ def _smaller_blocks(plan: Plan) -> Iterator[_Change]:
     if plan.inputs.demand is None or engine.num_blocks is not None:
         return
     smallest = 16 if engine.engine is EngineKind.VLLM else 1
-    size = engine.block_size // 2
+    size = plan.capacity.block_size // 2
     while size >= smallest:
         yield _with_engine(plan, f"--block-size {size}", block_size=size)
         size //= 2

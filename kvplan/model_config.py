@@ -1,24 +1,46 @@
-"""A `config.json` to a `ModelSpec`: which model type it is, its geometry, and whether its KV cache is a plain one."""
+"""A `config.json` to a `ModelSpec`: which model type it is, its sizes, its layers and its weights."""
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kvengine.spec import KVDtype
 from kvplan.config_reader import ConfigReader, shown
 from kvplan.loading import did_you_mean
-from kvplan.model_families import FAMILIES, NESTED, Family, Window
 from kvplan.model_spec import ModelSpec
-from kvplan.parameters import Geometry, WeightShape, weight_shape
+from kvplan.models.family import Family
+from kvplan.models.registry import NESTED, find_family, known_types
+from kvplan.models.shape import Built, LayerKind, ModelShape
+from kvplan.parameters import Geometry, Piece, WeightShape
+from kvplan.quantization import read_quantization
 
-_MAX_LEN_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
+_MAX_LEN_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+    "context_length",
+)
 """Of those that are there, the smallest is the longest context, as vLLM reads it."""
+_UNLIMITED_MAX_LEN = 2048
+"""What vLLM assumes of a model whose configuration states no longest context."""
 _INNER_KEYS = ("text_config", "language_config", "llm_config")
 _MAX_LAYERS = 10_000
 _MAX_HEADS = 65_536
 
 
 def model_from_config(
-    config: Mapping[str, object], *, name: str, source: str, refuse_unread_keys: bool = False
+    config: Mapping[str, object],
+    *,
+    name: str,
+    source: str,
+    refuse_unread_keys: bool = False,
+    assume_standard: bool = False,
 ) -> ModelSpec:
     """Read a model from the contents of a `config.json`.
 
@@ -27,31 +49,41 @@ def model_from_config(
         name: What to call the model.
         source: The file, for messages.
         refuse_unread_keys: Whether a key that planning does not read is an error, as in a profile.
+        assume_standard: Whether a configuration that is not understood is taken as Llama-type attention in every layer.
 
     Raises:
-        ConfigError: A key is damaged or missing, or the kind of model is not supported.
+        ConfigError: A key is damaged or missing, or the configuration is not understood.
     """
     outer = ConfigReader(config, source)
-    inner_key = NESTED.get(outer.text("model_type") or "", "")
-    nested = isinstance(config.get(inner_key), Mapping)
-    plain = outer.nested(inner_key) if nested else outer
-    model_type, family = _family(plain)
-    reader = plain.with_defaults(family.defaults)
-    _refuse_other_caches(reader, model_type)
+    plain, inner_type = _language_part(outer, config)
+    model_type, family, assumption = _family(plain, inner_type, assume_standard=assume_standard)
+    reader = plain.with_defaults(family.defaults, family.nested_defaults)
     geometry = _geometry(reader, family)
-    _refuse_windows(reader, family, geometry, model_type)
+    shape = ModelShape(reader=reader, geometry=geometry)
+    layers = _build_layers(family, shape)
     dtype = _dtype(reader) or _dtype(outer)
-    weights = _weights(reader, outer, family, geometry)
-    kv_scheme = _kv_scheme(reader) or _kv_scheme(outer)
+    quantization = read_quantization(reader) or read_quantization(outer)
+    has_towers = plain is not outer or family.towers or outer.has("vision_config") or outer.has("mm_vision_tower")
     model = ModelSpec(
         name=name,
-        architecture=_architecture(outer) or model_type,
+        architecture=_architecture(outer) or _architecture(plain) or model_type,
         geometry=geometry,
+        layers=tuple(built.parts for built in layers),
+        draft_layers=() if assumption else family.drafts(shape, family),
+        encoder_tokens=family.encoder_tokens(reader),
         dtype=KVDtype.BFLOAT16 if dtype in (None, KVDtype.FLOAT32) else dtype,
         checkpoint_float32=dtype is KVDtype.FLOAT32,
-        kv_scheme=kv_scheme,
-        weights=weights,
-        weights_unknown=_weights_unknown(reader, outer, weights, has_towers=nested or family.towers),
+        kv_scheme=quantization.kv_scheme if quantization else "",
+        quantization=quantization,
+        weights=_weights(reader, outer, family, shape, layers),
+        weights_unknown="its vision or audio part is not counted yet" if has_towers else "",
+    )
+    _read_the_rest(reader, family, assume_standard=assume_standard)
+    if assume_standard and not assumption:
+        assumption = _unread_caches(reader, family)
+    model = replace(
+        model,
+        assumption=f"standard attention is assumed in every layer: {assumption}" if assumption else "",
         notes=tuple(f"{key} is absent: the class default {value:,} is used" for key, value in reader.defaulted.items()),
     )
     unread = next((key for key in config if key not in outer.asked), None)
@@ -60,27 +92,42 @@ def model_from_config(
     return model
 
 
-def _family(reader: ConfigReader) -> tuple[str, Family]:
-    model_type = reader.text("model_type")
-    if model_type is None:
+def _language_part(outer: ConfigReader, config: Mapping[str, object]) -> tuple[ConfigReader, str]:
+    """Return the object that describes the language model, and its type where it does not say one."""
+    inner_key, inner_type = NESTED.get(outer.text("model_type") or "", ("", ""))
+    if isinstance(config.get(inner_key), Mapping):
+        return outer.nested(inner_key), inner_type
+    return outer, ""
+
+
+def _family(reader: ConfigReader, inner_type: str, *, assume_standard: bool) -> tuple[str, Family, str]:
+    """Return the model type, what is known of it, and why standard attention is assumed where it is not known."""
+    model_type = reader.text("model_type") or inner_type
+    family = find_family(model_type) if model_type else None
+    if family is not None:
+        return model_type, family, ""
+    if assume_standard:
+        named = f"model type {shown(model_type)} is not known" if model_type else "it states no model type"
+        return model_type or "unknown", Family(exact=False), named
+    if not model_type:
         raise reader.refuse("key 'model_type' is missing")
-    if model_type not in FAMILIES:
-        parts = [reader, *(reader.nested(key) for key in _INNER_KEYS if isinstance(reader.get(key), Mapping))]
-        found = [need for part in parts for need in _other_caches(part)]
-        reason = f"it needs {', '.join(found)}" if found else "its layers are not known here"
-        raise reader.refuse(
-            f"model type {shown(model_type)} is not supported yet: {reason}",
-            hint=f"supported: {', '.join(sorted({*FAMILIES, *NESTED}))}",
-        )
-    return model_type, FAMILIES[model_type]
+    parts = [reader, *(reader.nested(key) for key in _INNER_KEYS if isinstance(reader.get(key), Mapping))]
+    found = [need for part in parts for need in _unread_needs(part, frozenset())]
+    reason = f"it needs {', '.join(found)}" if found else "its layers are not known here"
+    raise reader.refuse(
+        f"model type {shown(model_type)} is not supported yet: {reason}",
+        hint="--assume-standard plans it with Llama-type attention in every layer; "
+        f"supported: {', '.join(known_types())}",
+    )
 
 
-def _architecture(reader: ConfigReader) -> str | None:
-    listed = reader.get("architectures")
+def _architecture(outer: ConfigReader) -> str | None:
+    listed = outer.get("architectures")
     return listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], str) else None
 
 
-# What a configuration says when not every layer keeps every token, by key: a test of its value, and its name.
+# What a configuration may say of layers that do not keep every token, by key: a test of its value, and its name. A
+# family that understands a key has looked at it by the time its layers are built.
 _Test = Callable[[object], bool]
 
 
@@ -88,15 +135,11 @@ def _is_set(value: object) -> bool:
     return value not in (None, False, 0, [], {})
 
 
-def _is_true(value: object) -> bool:
-    return value is not None and value is not False
-
-
 def _has_other_layers(value: object) -> bool:
     return (
         value is not None
         and value != []
-        and not (isinstance(value, list) and all(kind == "full_attention" for kind in value))
+        and not (isinstance(value, list) and all(kind in ("full_attention", "attention") for kind in value))
     )
 
 
@@ -104,7 +147,7 @@ def _has_other_codes(value: object) -> bool:
     return value is not None and not (isinstance(value, list) and all(code == 1 for code in value))
 
 
-_OTHER_CACHES: tuple[tuple[str, tuple[str, ...], _Test], ...] = (
+_NEEDS: tuple[tuple[str, tuple[str, ...], _Test], ...] = (
     ("multi-head latent attention", ("kv_lora_rank",), _is_set),
     ("chunked attention", ("attention_chunk_size",), _is_set),
     ("layers of other kinds", ("layer_types",), _has_other_layers),
@@ -144,43 +187,50 @@ _OTHER_CACHES: tuple[tuple[str, tuple[str, ...], _Test], ...] = (
 )
 
 
-def _other_caches(reader: ConfigReader) -> list[str]:
-    """Return what a configuration needs beyond a plain KV cache, with the fields that say so."""
+_PATTERN_KEYS = {"sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval"}
+
+
+def _unread_needs(reader: ConfigReader, understood: frozenset[str] | set[str]) -> list[str]:
+    """Return what a configuration needs beyond what was looked at, with the fields that say so."""
     found: dict[str, list[str]] = {}
-    for what, keys, test in _OTHER_CACHES:
-        fields = [f"{key} = {shown(reader.get(key))}" for key in keys if test(reader.get(key))]
+    for what, keys, test in _NEEDS:
+        fields = [
+            f"{key} = {shown(reader.peek(key))}" for key in keys if key not in understood and test(reader.peek(key))
+        ]
         if fields:
             found.setdefault(what, []).extend(fields)
     return [f"{what} ({', '.join(fields)})" for what, fields in found.items()]
 
 
-def _refuse_other_caches(reader: ConfigReader, model_type: str) -> None:
-    found = _other_caches(reader)
-    if found:
-        raise reader.refuse(f"this {model_type!r} model is not supported yet: it needs {', '.join(found)}")
+def _unread_caches(reader: ConfigReader, family: Family) -> str:
+    understood = {*reader.asked, *family.ignored}
+    if "layer_types" in understood and reader.peek("layer_types") is not None:
+        # The pattern was spelled out layer by layer.
+        understood |= _PATTERN_KEYS
+    found = _unread_needs(reader, understood)
+    value_size, key_sizes = reader.peek("v_head_dim"), {reader.peek(key) for key in family.head_dim}
+    if _is_set(value_size) and "v_head_dim" not in reader.asked and value_size not in key_sizes:
+        found.append(f"value heads of another size (v_head_dim {shown(value_size)})")
+    return ", ".join(found)
 
 
-def _refuse_windows(reader: ConfigReader, family: Family, geometry: Geometry, model_type: str) -> None:
-    """Refuse a sliding window that is shorter than the longest context; a longer one never drops a token."""
-    window = reader.optional_count("sliding_window", minimum=0)
-    if window is None and reader.has_default("sliding_window"):
-        window = reader.count("sliding_window")
-    if not reader.flag("use_sliding_window", default=family.window is Window.IF_SET) or reader.has("layer_types"):
-        return
-    first_windowed = reader.optional_count("max_window_layers", minimum=0) if family.window is Window.IF_FLAGGED else 0
-    if window and window < geometry.max_model_len and (first_windowed or 0) < geometry.num_layers:
+def _read_the_rest(reader: ConfigReader, family: Family, *, assume_standard: bool) -> None:
+    """Refuse what the family does not understand, by the fields that were not looked at while layers were built."""
+    found = _unread_caches(reader, family)
+    if found and not assume_standard:
+        model_type = reader.peek("model_type")
         raise reader.refuse(
-            f"this {model_type!r} model is not supported yet: its sliding window (sliding_window = {window:,}) "
-            f"is shorter than its longest context ({geometry.max_model_len:,})"
+            f"this {model_type!r} model is not supported yet: it needs {found}",
+            hint="--assume-standard plans it without",
         )
 
 
 def _geometry(reader: ConfigReader, family: Family) -> Geometry:
-    num_layers = reader.count(family.layers, maximum=_MAX_LAYERS)
-    num_heads = reader.count(family.heads, maximum=_MAX_HEADS)
+    num_layers = _num_layers(reader, family)
+    num_heads = reader.count(family.heads, maximum=_MAX_HEADS) if family.heads else 0
     hidden_size = reader.count(family.hidden)
-    num_kv_heads = family.kv_heads(reader, num_heads)
-    if num_heads % num_kv_heads:
+    num_kv_heads = family.kv_heads(reader, num_heads) if num_heads else 0
+    if num_heads and num_heads % num_kv_heads:
         raise reader.refuse(
             f"{num_heads} attention heads ({family.heads}) are not a multiple of {num_kv_heads} KV heads"
         )
@@ -188,34 +238,47 @@ def _geometry(reader: ConfigReader, family: Family) -> Geometry:
         num_layers=num_layers,
         num_attention_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(reader, family, num_heads, hidden_size),
+        head_dim=_head_dim(reader, family, num_heads, hidden_size) if num_heads else 0,
         hidden_size=hidden_size,
         vocab_size=reader.count(family.vocab),
         max_model_len=_max_model_len(reader),
     )
 
 
+def _num_layers(reader: ConfigReader, family: Family) -> int:
+    stated = reader.optional_first_count(family.layers, maximum=_MAX_LAYERS)
+    if stated is None:
+        stated = family.num_layers(reader)
+    if stated is None:
+        return reader.first_count(family.layers, maximum=_MAX_LAYERS)
+    if not 1 <= stated <= _MAX_LAYERS:
+        raise reader.refuse(f"expected 1 to {_MAX_LAYERS:,} layers, got {stated:,}")
+    return stated
+
+
 def _head_dim(reader: ConfigReader, family: Family, num_heads: int, hidden_size: int) -> int:
-    if reader.has(family.head_dim) or reader.has_default(family.head_dim):
-        head_dim = reader.count(family.head_dim, maximum=_MAX_HEADS)
-    elif hidden_size % num_heads:
+    if not family.head_dim:
+        return max(1, hidden_size // num_heads)
+    stated = reader.optional_first_count(family.head_dim, minimum=0, maximum=_MAX_HEADS)
+    if stated is None and any(reader.has_default(key) for key in family.head_dim):
+        stated = reader.first_count(family.head_dim, maximum=_MAX_HEADS)
+    if stated:
+        return stated
+    if hidden_size % num_heads:
         raise reader.refuse(
-            f"no {family.head_dim}, and {family.hidden} {hidden_size} is not a multiple of {family.heads} {num_heads}"
+            f"no {family.head_dim[0]}, and {family.hidden} {hidden_size} is not a multiple of "
+            f"{family.heads} {num_heads}"
         )
-    else:
-        head_dim = hidden_size // num_heads
-    value_dim = reader.optional_count("v_head_dim")
-    if value_dim not in (None, head_dim):
-        raise reader.refuse(
-            f"value heads of another size (v_head_dim {value_dim}) than key heads ({head_dim}) are not supported yet"
-        )
-    return head_dim
+    return hidden_size // num_heads
 
 
 def _max_model_len(reader: ConfigReader) -> int:
     lengths = [length for key in _MAX_LEN_KEYS if (length := reader.optional_count(key)) is not None]
     if not lengths:
-        lengths = [reader.count(next((key for key in _MAX_LEN_KEYS if reader.has_default(key)), _MAX_LEN_KEYS[0]))]
+        default = next((key for key in _MAX_LEN_KEYS if reader.has_default(key)), None)
+        if default is None:
+            reader.defaulted["longest context"] = _UNLIMITED_MAX_LEN
+        lengths = [reader.count(default) if default else _UNLIMITED_MAX_LEN]
     return _stretched(reader, min(lengths))
 
 
@@ -241,38 +304,43 @@ def _dtype(reader: ConfigReader) -> KVDtype | None:
     return None
 
 
-def _kv_scheme(reader: ConfigReader) -> str:
-    """Return the KV element type that a quantised checkpoint states: `fp8`, another description, or nothing."""
-    quantization = reader.mapping("quantization_config")
-    return stated_kv_scheme(quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo"))
+def _build_layers(family: Family, shape: ModelShape) -> list[Built]:
+    """Build every layer; layers of one kind are built once."""
+    num_layers = shape.geometry.num_layers
+    kinds = family.kinds(shape.reader, num_layers)
+    feeds = family.feed_kinds_of(shape.reader, num_layers)
+    built: dict[tuple[LayerKind, LayerKind], Built] = {}
+    layers = []
+    for both in zip(kinds, feeds, strict=True):
+        if both not in built:
+            built[both] = family.build(shape, *both)
+        layers.append(built[both])
+    return layers
 
 
-def stated_kv_scheme(stated: object) -> str:
-    """Return `fp8` for the spellings of an 8-bit float KV cache, the words of any other, and nothing for none."""
-    if stated is None:
-        return ""
-    if isinstance(stated, Mapping):
-        is_fp8 = stated.get("num_bits") == 8 and stated.get("type") in (None, "float")
-    else:
-        is_fp8 = str(stated).lower() in ("fp8", "fp8_e4m3")
-    return "fp8" if is_fp8 else shown(stated)
-
-
-def _weights(reader: ConfigReader, outer: ConfigReader, family: Family, geometry: Geometry) -> WeightShape | None:
-    if family.traits is None:
+def _weights(
+    reader: ConfigReader, outer: ConfigReader, family: Family, shape: ModelShape, layers: list[Built]
+) -> WeightShape | None:
+    if not family.weights_known:
         return None
     said = next((config for config in (reader, outer) if config.has("tie_word_embeddings")), reader)
-    tied = said.flag("tie_word_embeddings", default=family.traits.tied)
-    return weight_shape(reader, family.traits, geometry, tied=tied)
-
-
-def _weights_unknown(
-    reader: ConfigReader, outer: ConfigReader, weights: WeightShape | None, *, has_towers: bool
-) -> str:
-    for config in (reader, outer):
-        if config.has("quantization_config"):
-            method = config.mapping("quantization_config").get("quant_method")
-            return f"its weights are quantised ({shown(method)})"
-    if has_towers or outer.has("vision_config") or outer.has("mm_vision_tower"):
-        return "its vision or audio part is not counted yet"
-    return "" if weights else "the make-up of its layers is not known here"
+    geometry = shape.geometry
+    hidden = geometry.hidden_size
+    table_width = (reader.optional_count(family.table_width) if family.table_width else None) or hidden
+    before = list(family.beside(shape))
+    if table_width != hidden:
+        before.append(Piece(2 * table_width * hidden))
+    if family.extra_positions is not None:
+        before.append(Piece((geometry.max_model_len + family.extra_positions) * hidden))
+    after = [Piece(family.final_norms * family.norm_width(hidden))]
+    if family.head_bias.read(reader):
+        after.append(Piece(geometry.vocab_size))
+    return WeightShape(
+        vocab_size=geometry.vocab_size,
+        table_width=table_width,
+        tied=said.flag("tie_word_embeddings", default=family.tied),
+        layers=tuple(layer.pieces for layer in layers),
+        before=tuple(before),
+        after=tuple(after),
+        exact=family.exact,
+    )

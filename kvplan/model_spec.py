@@ -1,20 +1,23 @@
-"""A model's geometry from a profile, a `config.json`, or a folder that holds one.
+"""A model from a profile, a `config.json`, or a folder that holds one: its layers, and what each of them keeps.
 
-Models in which every layer keeps every token (MHA, GQA, MQA; dense or mixture of experts) are understood. Anything
-else is refused with the fields that say so, never planned as if it were one of them.
+A configuration that is not understood is refused with the fields that say so, never planned as if it were another one,
+unless that is asked for.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kvengine.errors import ConfigError
 from kvengine.spec import KVCacheSpec, KVDtype
 from kvplan.checkpoint import StoredWeights, read_stored_weights
+from kvplan.kv_layout.layers import AttentionKind, kv_heads_per_rank
 from kvplan.loading import FileSchema, did_you_mean, load_json_object, load_yaml
+from kvplan.models.layer_parts import KeptRows, KeptState, LayerParts
 from kvplan.parameters import Geometry, WeightShape
 from kvplan.profiles import Profile, find_profiles, try_find_profile
+from kvplan.quantization import Quantization
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +28,19 @@ class ModelSpec:
     architecture: str
     """The class that the configuration names, else its model type."""
     geometry: Geometry
+    layers: tuple[LayerParts, ...] = field(repr=False)
+    """What each layer keeps."""
+    draft_layers: tuple[LayerParts, ...] = ()
+    """What each draft layer keeps when it is served (multi-token prediction)."""
+    encoder_tokens: int = 0
+    """Most positions of an encoder that cross-attention keeps."""
     dtype: KVDtype
     """Type in which engines run it: the checkpoint's, but 16 bits for one of 32."""
     checkpoint_float32: bool = False
     kv_scheme: str = ""
     """KV element type that a quantised checkpoint states: `fp8`, or words that name one not supported here."""
+    quantization: Quantization | None = None
+    """How its weights are stored; None for plain ones."""
     weights: WeightShape | None = None
     """None where the weights cannot be told from the configuration."""
     weights_unknown: str = ""
@@ -37,7 +48,9 @@ class ModelSpec:
     stored_weights: StoredWeights | None = None
     """What the weight files beside the configuration say; None without files."""
     notes: tuple[str, ...] = ()
-    """What was assumed, in words."""
+    """What was taken from the class, in words."""
+    assumption: str = ""
+    """Why it is planned as if it had standard attention in every layer; empty where it is understood."""
 
     @property
     def max_model_len(self) -> int:
@@ -61,34 +74,56 @@ class ModelSpec:
         return KVDtype.FP8 if self.kv_scheme else (dtype or self.dtype)
 
     def kv_cache_spec(self, *, block_size: int, dtype: KVDtype, tensor_parallel: int = 1) -> KVCacheSpec:
-        """Return the KV geometry of one rank; KV heads are repeated where there are more ranks than heads.
+        """Return the KV geometry of one rank of a model whose layers all keep every token in rows of one size.
 
         Raises:
-            ConfigError: The heads cannot be divided over that many ranks.
+            ConfigError: Its layers are not of that kind, or its heads cannot be divided over that many ranks.
         """
-        geometry = self.geometry
-        if not self.divides_over(tensor_parallel):
-            allowed = [ranks for ranks in range(1, geometry.num_attention_heads + 1) if self.divides_over(ranks)]
-            raise ConfigError(
-                f"{geometry.num_attention_heads} attention heads and {geometry.num_kv_heads} KV heads "
-                f"cannot be divided over {tensor_parallel} GPUs",
-                where="--tp",
-                hint=f"this model takes --tp {', '.join(map(str, allowed[:16]))}",
-            )
+        self.check_divides_over(tensor_parallel)
+        first = self.layers[0][0] if self.layers[0] else None
+        if not isinstance(first, KeptRows) or first.kind is not AttentionKind.FULL or set(self.layers) != {(first,)}:
+            raise ConfigError("its layers do not all keep every token, which a live pool needs", where=self.name)
         return KVCacheSpec(
-            num_layers=geometry.num_layers,
-            num_kv_heads=max(1, geometry.num_kv_heads // tensor_parallel),
-            head_dim=geometry.head_dim,
-            head_dim_v=geometry.head_dim,
+            num_layers=len(self.layers),
+            num_kv_heads=kv_heads_per_rank(first.num_heads, tensor_parallel),
+            head_dim=first.key_size,
+            head_dim_v=first.value_size,
             dtype=dtype,
             block_size=block_size,
         )
 
+    def check_divides_over(self, tensor_parallel: int) -> None:
+        """Refuse a number of ranks that heads and states cannot be divided over.
+
+        Raises:
+            ConfigError: They cannot; the hint says which numbers can.
+        """
+        if self.divides_over(tensor_parallel):
+            return
+        geometry = self.geometry
+        allowed = [ranks for ranks in range(1, max(geometry.num_attention_heads, 64) + 1) if self.divides_over(ranks)]
+        heads = f"{geometry.num_attention_heads} attention heads and {geometry.num_kv_heads} KV heads"
+        has_states = any(isinstance(part, KeptState) for layer in self.layers for part in layer)
+        what = f"{heads}, and its states," if has_states else heads
+        raise ConfigError(
+            f"{what} cannot be divided over {tensor_parallel} GPUs",
+            where="--tp",
+            hint=f"this model takes --tp {', '.join(map(str, allowed[:16]))}",
+        )
+
     def divides_over(self, tensor_parallel: int) -> bool:
-        """Whether attention heads split evenly over the ranks, and KV heads split or repeat evenly."""
-        kv_heads = self.geometry.num_kv_heads
-        kv_divides = kv_heads % tensor_parallel == 0 or tensor_parallel % kv_heads == 0
-        return self.geometry.num_attention_heads % tensor_parallel == 0 and kv_divides
+        """Whether attention heads split evenly over the ranks, KV heads split or repeat, and states split."""
+        parts = {part for layer in self.layers for part in layer}
+        return self.geometry.num_attention_heads % tensor_parallel == 0 and all(
+            _divides(part, tensor_parallel) for part in parts
+        )
+
+
+def _divides(part: KeptRows | KeptState, ranks: int) -> bool:
+    if isinstance(part, KeptRows):
+        return part.is_latent or part.num_heads % ranks == 0 or ranks % part.num_heads == 0
+    splits_groups = part.groups % ranks == 0 or ranks % part.groups == 0 if part.groups else True
+    return part.conv_channels % ranks == 0 and (part.heads % ranks == 0 or part.heads == 1) and splits_groups
 
 
 class ModelProfile(FileSchema, frozen=True, kw_only=True):
@@ -102,11 +137,15 @@ class ModelProfile(FileSchema, frozen=True, kw_only=True):
     config: dict[str, Any]
 
 
-def load_model(reference: str) -> ModelSpec:
+def load_model(reference: str, *, assume_standard: bool = False) -> ModelSpec:
     """Read a model by the name of a profile, by the Hub id in one, by a `config.json`, or by a folder with one.
 
+    Args:
+        reference: What was typed.
+        assume_standard: Whether a configuration that is not understood is taken as Llama-type attention.
+
     Raises:
-        ConfigError: There is no such model, it is damaged, or its kind of KV cache is not supported.
+        ConfigError: There is no such model, it is damaged, or its configuration is not understood.
     """
     from kvplan.model_config import model_from_config
 
@@ -118,10 +157,11 @@ def load_model(reference: str) -> ModelSpec:
     if profile is not None:
         return load_model_profile(profile)
     if path.is_dir():
-        return _from_folder(path)
+        return _from_folder(path, assume_standard=assume_standard)
     if path.is_file() or path.suffix == ".json":
         name = path.parent.resolve().name if path.name == "config.json" else path.stem
-        return model_from_config(load_json_object(path, name=reference), name=name, source=reference)
+        config = load_json_object(path, name=reference)
+        return model_from_config(config, name=name, source=reference, assume_standard=assume_standard)
     for profile in find_profiles("models").values() if "/" in reference else ():
         if load_yaml(profile.path, ModelProfile, name=str(profile.path)).hub_id.lower() == reference.lower():
             return load_model_profile(profile)
@@ -141,23 +181,36 @@ def load_model_profile(profile: Profile) -> ModelSpec:
     return model_from_config(data.config, name=profile.name, source=f"{source}: config", refuse_unread_keys=True)
 
 
-def _from_folder(folder: Path) -> ModelSpec:
-    from kvplan.model_config import model_from_config, stated_kv_scheme
+def _from_folder(folder: Path, *, assume_standard: bool) -> ModelSpec:
+    from kvplan.model_config import model_from_config
 
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise ConfigError("this folder holds no config.json", where=str(folder))
     config = load_json_object(config_path, name=str(config_path))
-    model = model_from_config(config, name=folder.resolve().name, source=str(config_path))
+    name, source = folder.resolve().name, str(config_path)
+    model = model_from_config(config, name=name, source=source, assume_standard=assume_standard)
     stored = read_stored_weights(folder, float32=model.checkpoint_float32)
-    quantization_path = folder / "hf_quant_config.json"
-    if quantization_path.is_file():
-        outside = load_json_object(quantization_path, name=str(quantization_path)).get("quantization")
-        if isinstance(outside, Mapping):
-            scheme = stated_kv_scheme(outside.get("kv_cache_quant_algo"))
-            reason = "its weights are quantised (hf_quant_config.json)"
-            model = replace(model, kv_scheme=model.kv_scheme or scheme, weights_unknown=reason)
-    return replace(model, stored_weights=stored)
+    return replace(_with_outside_quantization(model, folder), stored_weights=stored)
+
+
+def _with_outside_quantization(model: ModelSpec, folder: Path) -> ModelSpec:
+    """Add what `hf_quant_config.json` says, where checkpoints of ModelOpt keep what `config.json` leaves out."""
+    path = folder / "hf_quant_config.json"
+    if not path.is_file():
+        return model
+    outside = load_json_object(path, name=str(path)).get("quantization")
+    if not isinstance(outside, Mapping):
+        return model
+    from kvplan.config_reader import ConfigReader
+    from kvplan.quantization import modelopt_quantization
+
+    quantization = modelopt_quantization(ConfigReader(outside, f"{path}: quantization"))
+    return replace(
+        model,
+        quantization=model.quantization or quantization,
+        kv_scheme=model.kv_scheme or quantization.kv_scheme,
+    )
 
 
 def _no_such_model(reference: str) -> ConfigError:

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from kvengine.units import cdiv
 from kvplan.baselines import Design
 from kvplan.plan import Plan, demand_counts
 
@@ -28,7 +27,7 @@ def needs_of(plan: Plan) -> Needs:
     if inputs.demand is not None and demand_counts(inputs):
         blocks = max(blocks, _demand_blocks(plan))
     blocks += capacity.engine.null_blocks
-    available = blocks * capacity.spec.block_bytes
+    available = blocks * capacity.block_bytes
     others = {part.name: part.amount.high_bytes for part in plan.budget.parts if part.name in ("weights", "overhead")}
     gpu = inputs.memory.gpu
     if gpu is None or not others:
@@ -43,7 +42,6 @@ def needs_of(plan: Plan) -> Needs:
 
 
 def _demand_blocks(plan: Plan) -> int:
-    block_size = plan.capacity.spec.block_size
     if plan.demand.requests is not None:
-        return plan.baselines[Design.PAGED].slots_allocated // block_size
-    return cdiv(plan.demand.tokens_max, block_size)
+        return plan.baselines[Design.PAGED].slots_allocated // plan.capacity.block_slots
+    return plan.capacity.blocks_for(plan.demand.tokens_max)

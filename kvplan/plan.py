@@ -5,18 +5,19 @@ from enum import StrEnum
 
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
-from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.units import cdiv, format_bytes
 from kvplan.baselines import Baseline, Design, compare_designs, paged_baseline
 from kvplan.budget import MemoryBudget, MemoryFraction, divide_memory, given_kv
-from kvplan.capacity import Capacity, EngineKind, count_blocks
+from kvplan.capacity import Capacity, EngineKind
 from kvplan.demand import Demand, DemandKind, full_length_demand
-from kvplan.estimate import Amount, Evidence, estimated, sure
+from kvplan.engine_inputs import EngineInputs
+from kvplan.estimate import Amount, Evidence, sure
 from kvplan.gpu_spec import GpuSpec
 from kvplan.model_spec import ModelSpec
-from kvplan.overhead import estimate_overhead
+from kvplan.overhead import LARGE_CARD_BYTES, estimate_overhead
+from kvplan.pool import RankPool, caches_prefixes, rank_pool
+from kvplan.weights import rank_weights
 
-DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_FRACTION = MemoryFraction(of_total=0.92)
 """vLLM 0.32's."""
 
@@ -33,32 +34,6 @@ class MemoryInputs:
     """All that is neither weights nor KV, on one GPU."""
     available_kv_bytes: int | None = None
     """KV memory of one GPU; skips the memory model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineInputs:
-    """How the engine is started. None means: its default."""
-
-    engine: EngineKind = EngineKind.VLLM
-    tensor_parallel: int = 1
-    block_size: int = 16
-    dtype: KVDtype | None = None
-    """Of weights and activations."""
-    kv_dtype: KVDtype | None = None
-    max_model_len: int | None = None
-    """None for the model's own limit."""
-    fit_max_model_len: bool = False
-    """Lower the length until one request fits, as vLLM does for `auto`."""
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    num_blocks: int | None = None
-    """Override of the number of blocks."""
-    prefix_caching: bool = True
-
-    @property
-    def seqs_limit(self) -> int:
-        """Most requests of a step."""
-        return self.max_num_seqs or DEFAULT_MAX_NUM_SEQS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,25 +75,41 @@ class Plan:
     """The one that was given, else requests of the longest length."""
     baselines: dict[Design, Baseline]
     verdict: Verdict
+    stage: int = 0
+    """Of pipeline stages, the one whose pool is smallest: it decides, and the plan is of its GPUs."""
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether prefixes are cached."""
+        return caches_prefixes(self.inputs.model, self.inputs.engine)
 
     def engine_config(self) -> EngineConfig:
-        """Return the configuration of an engine with this pool."""
+        """Return the configuration of an engine with this pool.
+
+        Raises:
+            ConfigError: The model's layers do not all keep every token.
+        """
         engine = self.inputs.engine
         scheduler = SchedulerConfig(max_num_seqs=engine.seqs_limit, max_model_len=self.capacity.max_model_len)
         if engine.max_num_batched_tokens is not None:
             scheduler = replace(scheduler, max_num_batched_tokens=engine.max_num_batched_tokens)
         return EngineConfig(
-            kv_cache=self.capacity.spec,
+            kv_cache=self.inputs.model.kv_cache_spec(
+                block_size=self.capacity.block_size,
+                dtype=self.inputs.model.kv_dtype(engine.kv_dtype, engine.dtype),
+                tensor_parallel=engine.tensor_parallel,
+            ),
             num_blocks=self.capacity.num_blocks,
-            enable_prefix_caching=engine.prefix_caching,
+            enable_prefix_caching=self.prefix_caching,
             scheduler=scheduler,
         )
 
     def at_block_size(self, block_size: int) -> tuple[Capacity, Baseline]:
         """Return the pool and the paged design with blocks of another size in the same memory."""
         engine = replace(self.inputs.engine, block_size=block_size, num_blocks=None)
-        capacity = _pool(replace(self.inputs, engine=engine), self.capacity.available_bytes)
-        return capacity, _paged(engine, capacity, self.demand)
+        inputs = replace(self.inputs, engine=engine)
+        capacity = _pool(inputs, self.stage).fill(self.budget.available_kv.size_bytes)
+        return capacity, _paged(inputs, capacity, self.demand)
 
 
 def make_plan(inputs: PlanInputs) -> Plan:
@@ -127,108 +118,128 @@ def make_plan(inputs: PlanInputs) -> Plan:
     Raises:
         ConfigError: The inputs contradict each other, or something that is needed is neither given nor known.
     """
-    budget = _budget(inputs)
-    capacity = _pool(inputs, budget.available_kv.size_bytes)
-    demand = inputs.demand or full_length_demand(capacity.max_model_len)
-    engine = inputs.engine
+    inputs.model.check_divides_over(inputs.engine.tensor_parallel)
+    _check_parallelism(inputs)
+    tightest = _tightest_stage(inputs)
+    demand = inputs.demand or full_length_demand(tightest.capacity.max_model_len)
     return Plan(
         inputs=inputs,
-        budget=budget,
-        capacity=capacity,
+        budget=tightest.budget,
+        capacity=tightest.capacity,
         demand=demand,
         baselines=compare_designs(
-            capacity, demand, max_num_seqs=engine.seqs_limit, prefix_caching=engine.prefix_caching
+            tightest.capacity,
+            demand,
+            max_num_seqs=inputs.engine.seqs_limit,
+            prefix_caching=caches_prefixes(inputs.model, inputs.engine),
         ),
-        verdict=_verdict(inputs, budget, demand),
+        verdict=_verdict(inputs, tightest, demand),
+        stage=tightest.index,
     )
 
 
-def _budget(inputs: PlanInputs) -> MemoryBudget:
-    memory, engine, model = inputs.memory, inputs.engine, inputs.model
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """One pipeline stage: its pool, its memory, and both together."""
+
+    index: int
+    pool: RankPool
+    budget: MemoryBudget
+    capacity: Capacity
+
+
+def _check_parallelism(inputs: PlanInputs) -> None:
+    engine, num_layers = inputs.engine, inputs.model.geometry.num_layers
+    if engine.pipeline_parallel > num_layers:
+        raise ConfigError(f"{num_layers} layers are fewer than {engine.pipeline_parallel} stages", where="--pp")
+    if engine.tensor_parallel % engine.decode_context_parallel:
+        raise ConfigError(
+            f"{engine.decode_context_parallel} ranks do not divide the {engine.tensor_parallel} of --tp", where="--dcp"
+        )
+
+
+def _tightest_stage(inputs: PlanInputs) -> _Stage:
+    """Return the pipeline stage that holds fewest blocks: engines give all stages as many."""
+    stages = (_stage(inputs, index) for index in range(inputs.engine.pipeline_parallel))
+    return min(stages, key=lambda stage: (stage.capacity.num_blocks, stage.index))
+
+
+def _stage(inputs: PlanInputs, index: int) -> _Stage:
+    pool = _pool(inputs, index)
+    budget = _budget(inputs, pool, index)
+    return _Stage(index=index, pool=pool, budget=budget, capacity=pool.fill(budget.available_kv.size_bytes))
+
+
+def _budget(inputs: PlanInputs, pool: RankPool, stage: int) -> MemoryBudget:
+    memory, engine = inputs.memory, inputs.engine
     if memory.available_kv_bytes is not None:
         return given_kv(memory.available_kv_bytes, memory.gpu)
     if memory.gpu is None and engine.num_blocks is not None:
-        return given_kv(engine.num_blocks * _spec(inputs).block_bytes, None)
+        return given_kv(pool.fill(0).available_bytes, None)
     if memory.gpu is None:
         raise ConfigError("the memory is not known", hint="--gpu h100-sxm, --gpu-memory 80GiB or --available-kv 40GiB")
-    overhead = (
-        sure(memory.overhead_bytes, Evidence.GIVEN)
-        if memory.overhead_bytes is not None
-        else estimate_overhead(
-            model.geometry,
-            card_bytes=memory.gpu.total_bytes,
-            tensor_parallel=engine.tensor_parallel,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-        )
+    weights = rank_weights(
+        inputs.model,
+        engine.parallel,
+        stage,
+        dtype=engine.dtype or inputs.model.dtype,
+        given_bytes=memory.weights_bytes,
+        quantization=engine.quantization,
+        with_drafts=engine.speculative_tokens > 0,
     )
-    return divide_memory(memory.gpu, memory.fraction, weights=_weights(inputs), overhead=overhead)
+    return divide_memory(memory.gpu, memory.fraction, weights=weights, overhead=_overhead(inputs, memory.gpu))
 
 
-def _weights(inputs: PlanInputs) -> Amount:
-    """Return the weights of one GPU: as given, from the headers of their files, else from the model's shape."""
-    model, ranks = inputs.model, inputs.engine.tensor_parallel
-    element_bytes = (inputs.engine.dtype or model.dtype).num_bytes
-    if inputs.memory.weights_bytes is not None:
-        return sure(inputs.memory.weights_bytes, Evidence.GIVEN)
-    if model.stored_weights is not None:
-        stored_bytes = model.stored_weights.loaded_bytes(element_bytes)
-        # Norms, routers and repeated KV heads are not split, so a rank holds a little more than its share.
-        share = cdiv(stored_bytes, ranks)
-        return sure(stored_bytes, Evidence.EXACT) if ranks == 1 else estimated(share, share, share + stored_bytes // 50)
-    if model.weights is None or model.weights_unknown:
-        raise ConfigError(
-            f"the size of its weights is not known: {model.weights_unknown}",
-            where=model.name,
-            hint="--weights SIZE (of one GPU), or a folder that holds the weight files or their index",
-        )
-    likely = model.weights.rank_parameters(ranks) * element_bytes
-    low = model.weights.rank_parameters(ranks, vocab_padding=1) * element_bytes
-    spread = likely // (200 if model.weights.exact else 20)
-    return estimated(low if model.weights.exact else low - spread, likely, likely + spread)
-
-
-def _spec(inputs: PlanInputs) -> KVCacheSpec:
+def _overhead(inputs: PlanInputs, gpu: GpuSpec) -> Amount:
+    """Return all that is neither weights nor KV on one GPU."""
     engine = inputs.engine
-    return inputs.model.kv_cache_spec(
-        block_size=engine.block_size,
-        dtype=inputs.model.kv_dtype(engine.kv_dtype, engine.dtype),
+    if inputs.memory.overhead_bytes is not None:
+        return sure(inputs.memory.overhead_bytes, Evidence.GIVEN)
+    return estimate_overhead(
+        inputs.model.geometry,
+        card_bytes=gpu.total_bytes,
         tensor_parallel=engine.tensor_parallel,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
     )
 
 
-def _pool(inputs: PlanInputs, available_bytes: int) -> Capacity:
-    engine = inputs.engine
-    if engine.max_model_len is not None:
-        longest = engine.max_model_len
-    elif engine.engine is EngineKind.PAGED and inputs.demand is not None:
+def step_tokens(inputs: PlanInputs) -> int:
+    """Return the most tokens of a step: as was asked, else what vLLM's server takes on such a card."""
+    gpu = inputs.memory.gpu
+    is_large = gpu is None or gpu.total_bytes >= LARGE_CARD_BYTES
+    return inputs.engine.max_num_batched_tokens or (8192 if is_large else 2048)
+
+
+def longest_asked(inputs: PlanInputs) -> int:
+    """Return the longest request that the engine is started for."""
+    if inputs.engine.max_model_len is not None:
+        return inputs.engine.max_model_len
+    if inputs.engine.engine is EngineKind.PAGED and inputs.demand is not None:
         # The textbook has no limit of its own: a length counts only where one was typed.
-        longest = inputs.demand.tokens_max
-    else:
-        longest = inputs.model.max_model_len
-    capacity = count_blocks(
-        _spec(inputs),
-        engine.engine,
-        available_bytes=available_bytes,
-        max_model_len=longest,
-        override=engine.num_blocks,
+        return inputs.demand.tokens_max
+    return inputs.model.max_model_len
+
+
+def _pool(inputs: PlanInputs, stage: int) -> RankPool:
+    return rank_pool(
+        inputs.model, inputs.engine, stage, max_model_len=longest_asked(inputs), step_tokens=step_tokens(inputs)
     )
-    if engine.fit_max_model_len and capacity.longest_fit:
-        return replace(capacity, max_model_len=capacity.longest_fit)
-    return capacity
 
 
-def _paged(engine: EngineInputs, capacity: Capacity, demand: Demand) -> Baseline:
-    return paged_baseline(capacity, demand, max_num_seqs=engine.seqs_limit, prefix_caching=engine.prefix_caching)
+def _paged(inputs: PlanInputs, capacity: Capacity, demand: Demand) -> Baseline:
+    engine = inputs.engine
+    caching = caches_prefixes(inputs.model, engine)
+    return paged_baseline(capacity, demand, max_num_seqs=engine.seqs_limit, prefix_caching=caching)
 
 
-def _verdict(inputs: PlanInputs, budget: MemoryBudget, demand: Demand) -> Verdict:
+def _verdict(inputs: PlanInputs, stage: _Stage, demand: Demand) -> Verdict:
     """Judge at both edges of the estimates and in the middle."""
-    available = budget.available_kv
+    available = stage.budget.available_kv
     edges = (available.low_bytes, available.size_bytes, available.high_bytes)
-    at_low, likely, at_high = (_obstacle(inputs, budget, demand, edge) for edge in edges)
+    at_low, likely, at_high = (_obstacle(inputs, stage, demand, edge) for edge in edges)
     if not at_low:
-        return Verdict(outcome=Outcome.FITS, reason=_success(inputs, demand, available.size_bytes))
+        return Verdict(outcome=Outcome.FITS, reason=_success(inputs, stage.capacity, demand))
     if likely and at_high:
         return Verdict(outcome=Outcome.DOES_NOT_FIT, reason=likely)
     doubt = f"{format_bytes(available.low_bytes)} to {format_bytes(available.high_bytes)} may be there"
@@ -236,13 +247,13 @@ def _verdict(inputs: PlanInputs, budget: MemoryBudget, demand: Demand) -> Verdic
     return Verdict(outcome=Outcome.MARGINAL, reason=f"{reason}, but {doubt}")
 
 
-def _obstacle(inputs: PlanInputs, budget: MemoryBudget, demand: Demand, available_bytes: int) -> str:
+def _obstacle(inputs: PlanInputs, stage: _Stage, demand: Demand, available_bytes: int) -> str:
     """Say what keeps it from fitting in that much KV memory; nothing when it fits."""
-    engine = inputs.engine
-    capacity = _pool(inputs, available_bytes)
+    engine, budget = inputs.engine, stage.budget
+    capacity = stage.pool.fill(available_bytes)
     if available_bytes == 0 and budget.shortfall_bytes:
         return f"weights and overhead need {format_bytes(budget.shortfall_bytes)} more than the engine may take"
-    if capacity.available_bytes > available_bytes:
+    if engine.num_blocks is not None and capacity.available_bytes > available_bytes:
         taken, there = format_bytes(capacity.available_bytes), format_bytes(available_bytes)
         return f"{capacity.num_blocks:,} blocks take {taken}, and {there} are there"
     if not capacity.holds_one_request:
@@ -258,12 +269,12 @@ def _obstacle(inputs: PlanInputs, budget: MemoryBudget, demand: Demand, availabl
         return f"a request of {demand.tokens_max:,} tokens is longer than the {capacity.max_model_len:,} allowed"
     if demand.requests is not None and demand.requests > (engine.max_num_seqs or demand.requests):
         return f"{demand.requests:,} requests at once are more than the {engine.max_num_seqs:,} allowed"
-    paged = _paged(engine, capacity, demand)
+    paged = _paged(inputs, capacity, demand)
     if paged.fits or not demand_counts(inputs):
         return ""
-    needed = paged.slots_allocated // capacity.spec.block_size
+    needed = paged.slots_allocated // capacity.block_slots
     return (
-        f"{demand.requests or 1:,} requests need {needed:,} blocks of {capacity.spec.block_size}, "
+        f"{demand.requests or 1:,} requests need {needed:,} blocks of {capacity.block_size}, "
         f"and {capacity.usable_blocks:,} are there: {paged.requests:,} of them fit"
     )
 
@@ -277,11 +288,10 @@ def demand_counts(inputs: PlanInputs) -> bool:
     )
 
 
-def _success(inputs: PlanInputs, demand: Demand, available_bytes: int) -> str:
-    capacity = _pool(inputs, available_bytes)
-    paged = _paged(inputs.engine, capacity, demand)
+def _success(inputs: PlanInputs, capacity: Capacity, demand: Demand) -> str:
+    paged = _paged(inputs, capacity, demand)
     if inputs.demand is not None and demand_counts(inputs):
-        needed = cdiv(paged.slots_allocated, capacity.spec.block_size)
+        needed = cdiv(paged.slots_allocated, capacity.block_slots)
         return f"{demand.requests or paged.requests:,} requests need {needed:,} of {capacity.usable_blocks:,} blocks"
     reason = (
         f"one request of {capacity.max_model_len:,} tokens needs {format_bytes(capacity.needed_bytes)} of KV cache, "

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from kvplan.demand import Demand
     from kvplan.gpu_spec import GpuSpec
     from kvplan.model_spec import ModelSpec
-    from kvplan.plan import EngineInputs, MemoryInputs
+    from kvplan.engine_inputs import EngineInputs
+    from kvplan.plan import MemoryInputs
 
 EXIT_DOES_NOT_FIT = 1
 
@@ -217,7 +218,7 @@ def _engine_inputs(
     prefix_caching: bool,
 ) -> "EngineInputs":
     from kvplan.capacity import EngineKind
-    from kvplan.plan import EngineInputs
+    from kvplan.engine_inputs import EngineInputs
 
     if engine in _ENGINES_TO_COME:
         raise ConfigError(f"{engine} is not planned for yet", where="--engine", hint="--engine vllm or --engine paged")

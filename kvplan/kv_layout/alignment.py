@@ -63,9 +63,10 @@ def apply_alignment(
     if alignment is None:
         return list(layers)
     state_tokens = alignment.block_size if state_block_size is None else state_block_size
-    return [
-        replace(layer, block_size=state_tokens, padded_page_bytes=alignment.page_bytes)
+    aligned: dict[int, Layer] = {
+        id(layer): replace(layer, block_size=state_tokens, padded_page_bytes=alignment.page_bytes)
         if isinstance(layer, StateLayer)
         else replace(layer, block_size=alignment.block_size)
         for layer in layers
-    ]
+    }
+    return [aligned[id(layer)] for layer in layers]

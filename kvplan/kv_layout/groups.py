@@ -8,6 +8,7 @@ full and sliding           pages made equal, then groups of equal size:
             s s s s s f s s s s s  f       s0: 0 6   s1: 1 7   s2: 2 8   s3: 3 9   s4: 4 10   f0: 5 11
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd, lcm
@@ -30,8 +31,9 @@ class KVGroup:
     @property
     def is_uniform(self) -> bool:
         """Whether all layers have the same page; if not, one block stands for one page in every layer."""
+        distinct = distinct_layers(self.layers)
         return (
-            len({layer.page_bytes for layer in self.layers}) == 1 and len({_shape(layer) for layer in self.layers}) == 1
+            len({layer.page_bytes for layer, _ in distinct}) == 1 and len({_shape(layer) for layer, _ in distinct}) == 1
         )
 
     @property
@@ -47,11 +49,17 @@ class KVGroup:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block: a page in every layer of the group."""
-        return sum(layer.page_bytes for layer in self.layers)
+        return sum(layer.page_bytes * count for layer, count in distinct_layers(self.layers))
 
     def blocks_for(self, bound: RequestBound) -> int:
         """Blocks that one request of the largest length can hold at a time."""
-        return max(layer.blocks_for(bound) for layer in self.layers)
+        return max(layer.blocks_for(bound) for layer, _ in distinct_layers(self.layers))
+
+
+def distinct_layers(layers: Sequence[Layer]) -> list[tuple[Layer, int]]:
+    """Return each object among some layers once, with how often it is there: models repeat a few kinds many times."""
+    counts = Counter(map(id, layers))
+    return [(layer, counts[key]) for key, layer in {id(layer): layer for layer in layers}.items()]
 
 
 def without_hybrid_manager(layers: Sequence[Layer]) -> list[Layer]:
@@ -62,10 +70,11 @@ def without_hybrid_manager(layers: Sequence[Layer]) -> list[Layer]:
     if not any(isinstance(layer, AttentionLayer) and layer.kind is AttentionKind.FULL for layer in layers):
         return list(layers)
     limited = {AttentionKind.SLIDING_WINDOW, AttentionKind.CHUNKED_LOCAL}
-    return [
-        layer.kept_in_full() if isinstance(layer, AttentionLayer) and layer.kind in limited else layer
-        for layer in layers
-    ]
+    kept = {
+        id(layer): layer.kept_in_full() if isinstance(layer, AttentionLayer) and layer.kind in limited else layer
+        for layer, _ in distinct_layers(layers)
+    }
+    return [kept[id(layer)] for layer in layers]
 
 
 def group_layers(layers: Sequence[Layer]) -> list[KVGroup]:
@@ -80,16 +89,41 @@ def group_layers(layers: Sequence[Layer]) -> list[KVGroup]:
         return []
     if _share_one_table(layers):
         return [KVGroup(layer_indices=tuple(range(len(layers))), layers=tuple(layers))]
+    if any(isinstance(layer, AttentionLayer) and layer.tokens_per_row > 1 for layer in layers):
+        return _packed_groups(layers)
     equal = equalize_pages(layers)
     buckets = _buckets(equal)
     size = _group_size([len(bucket) for bucket in buckets])
     return [group for bucket in buckets for group in _split(bucket, equal, size)]
 
 
+def _packed_groups(layers: Sequence[Layer]) -> list[KVGroup]:
+    """Form the groups of compressed attention, whose pages differ and are packed side by side in a block.
+
+    The layers that keep all tokens are one group; windows fill groups of as many pages as that one's block holds.
+    An approximation of vLLM 0.32, which also keeps small buffers of compressors and pads rows.
+    """
+    growing = [i for i, layer in enumerate(layers) if not _is_window(layer)]
+    windows = [i for i, layer in enumerate(layers) if _is_window(layer)]
+    anchor = sum(layers[index].page_bytes for index in growing)
+    fitting = max(1, anchor // max((layers[index].page_bytes for index in windows), default=1))
+    return [
+        KVGroup(layer_indices=tuple(indices), layers=tuple(layers[index] for index in indices))
+        for indices in (growing, *(windows[first : first + fitting] for first in range(0, len(windows), fitting)))
+        if indices
+    ]
+
+
+def _is_window(layer: Layer) -> bool:
+    return isinstance(layer, AttentionLayer) and layer.kind is AttentionKind.SLIDING_WINDOW
+
+
 def equalize_pages(layers: Sequence[Layer]) -> list[Layer]:
     """Bring every page to the largest: by a larger block where that is exact, else by padding."""
-    largest = max(layer.page_bytes for layer in layers)
-    return [_with_page(layer, largest) for layer in layers]
+    distinct = distinct_layers(layers)
+    largest = max(layer.page_bytes for layer, _ in distinct)
+    equal = {id(layer): _with_page(layer, largest) for layer, _ in distinct}
+    return [equal[id(layer)] for layer in layers]
 
 
 def padding_layers(groups: Sequence[KVGroup]) -> int:
@@ -118,14 +152,14 @@ def _shape(layer: Layer) -> object:
 
 
 def _share_one_table(layers: Sequence[Layer]) -> bool:
-    first = layers[0]
+    first, distinct = layers[0], [layer for layer, _ in distinct_layers(layers)]
     if isinstance(first, StateLayer):
-        return all(isinstance(layer, StateLayer) and layer.page_bytes == first.page_bytes for layer in layers)
+        return all(isinstance(layer, StateLayer) and layer.page_bytes == first.page_bytes for layer in distinct)
     family = (first.kind, first.block_size, first.reach if first.kind is not AttentionKind.FULL else 0)
     return all(
         isinstance(layer, AttentionLayer)
         and (layer.kind, layer.block_size, layer.reach if layer.kind is not AttentionKind.FULL else 0) == family
-        for layer in layers
+        for layer in distinct
     )
 
 
@@ -144,9 +178,10 @@ def _with_page(layer: Layer, page_bytes: int) -> Layer:
 
 
 def _buckets(layers: Sequence[Layer]) -> list[list[int]]:
+    shapes = {id(layer): _shape(layer) for layer, _ in distinct_layers(layers)}
     buckets: dict[object, list[int]] = {}
     for index, layer in enumerate(layers):
-        buckets.setdefault(_shape(layer), []).append(index)
+        buckets.setdefault(shapes[id(layer)], []).append(index)
     return list(buckets.values())
 
 

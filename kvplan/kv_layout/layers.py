@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from kvengine.spec import kv_row_bytes
 from kvengine.units import cdiv
 
 
@@ -41,11 +42,13 @@ class AttentionLayer:
     shape: tuple[int, ...] = ()
     """KV heads, head sizes and element size: layers of equal bytes but unequal shape are not equal."""
     padded_page_bytes: int | None = None
+    tokens_per_row: int = 1
+    """Tokens that share one row of `token_bytes` where rows are compressed (DeepSeek-V4)."""
 
     @property
     def natural_page_bytes(self) -> int:
         """Bytes of one block in this layer, before any padding."""
-        return self.block_size * self.token_bytes
+        return cdiv(self.block_size, self.tokens_per_row) * self.token_bytes
 
     @property
     def page_bytes(self) -> int:
@@ -122,7 +125,7 @@ def attention_layer(
     values = 0 if kind is AttentionKind.MLA else head_size if head_size_v is None else head_size_v
     return AttentionLayer(
         kind=kind,
-        token_bytes=packed_token_bytes or num_kv_heads * (head_size + values) * element_bytes,
+        token_bytes=packed_token_bytes or kv_row_bytes(num_kv_heads, head_size, values, element_bytes),
         block_size=block_size,
         reach=reach,
         shape=(num_kv_heads, head_size, values, element_bytes),
@@ -137,6 +140,13 @@ def kv_heads_per_rank(num_kv_heads: int, tensor_parallel_size: int) -> int:
 def state_blocks_per_request(*, prefix_caching: bool, speculative_tokens: int = 0, checkpoint_blocks: int = 0) -> int:
     """State blocks of one request in one group: one, and with prefix caching the last cached one beside it."""
     return (2 + checkpoint_blocks if prefix_caching else 1) + speculative_tokens
+
+
+def state_bytes(
+    *, columns: int, channels: int, column_element_bytes: int, heads: int, head_elements: int, head_element_bytes: int
+) -> int:
+    """Bytes of one state on one rank: the columns of a convolution window, and so many elements for every head."""
+    return columns * channels * column_element_bytes + heads * head_elements * head_element_bytes
 
 
 def gated_delta_state_bytes(
@@ -160,6 +170,11 @@ def gated_delta_state_bytes(
     3 * 2,048 * 2 + 8 * 128 * 128 * 2 = 274,432.
     """
     channels = 2 * num_key_heads * key_head_size + num_value_heads * value_head_size
-    window = (conv_kernel - 1 + speculative_tokens) * cdiv(channels, tensor_parallel_size) * conv_element_bytes
-    heads = cdiv(num_value_heads, tensor_parallel_size)
-    return window + heads * key_head_size * value_head_size * state_element_bytes
+    return state_bytes(
+        columns=conv_kernel - 1 + speculative_tokens,
+        channels=cdiv(channels, tensor_parallel_size),
+        column_element_bytes=conv_element_bytes,
+        heads=cdiv(num_value_heads, tensor_parallel_size),
+        head_elements=key_head_size * value_head_size,
+        head_element_bytes=state_element_bytes,
+    )

@@ -202,7 +202,7 @@ def test_the_longest_request_that_fits_fits_and_one_block_more_does_not(given_in
         assert not replace(plan.capacity, max_model_len=longest + 1).holds_one_request
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(inputs)
 def test_a_hint_for_a_plan_that_may_not_fit_ends_in_one_that_does(given_inputs: PlanInputs) -> None:
     plan = make_plan(given_inputs)

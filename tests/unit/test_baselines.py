@@ -86,8 +86,9 @@ def test_the_last_token_of_a_prompt_is_never_shared() -> None:
     # A prompt of 16 that all share: only its first block of 8 is hit, since the 16th token is computed anew.
     demand = uniform_demand(prompt_tokens=16, output_tokens=1, shared_prefix=16)
 
-    assert demand.shared_blocks(8, prefix_caching=True) == 1
-    assert demand.shared_blocks(1, prefix_caching=True) == 15
+    assert demand.shared_tokens(prefix_caching=True) == 15
+    assert demand.shared_tokens(prefix_caching=False) == 0
+    assert a_capacity(block_size=8).shared_blocks(15) == 1
 
 
 def test_tables_are_sized_for_the_longest_request() -> None:

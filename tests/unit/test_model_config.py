@@ -8,6 +8,7 @@ from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
 from kvplan.model_config import model_from_config
 from kvplan.model_spec import ModelSpec
+from kvplan.models.layer_parts import KeptRows
 
 # The smallest Llama with GQA: 4 heads of 16 over hidden 64, 2 KV heads.
 SMALL = {
@@ -102,6 +103,13 @@ def test_a_missing_key_takes_the_class_default_and_says_so() -> None:
     assert read_small().notes == ()
 
 
+def test_a_model_without_a_longest_context_gets_the_one_that_vllm_assumes() -> None:
+    model = read_small("mamba2", max_position_embeddings=None, num_heads=4, expand=2)
+
+    assert model.max_model_len == 2048
+    assert "longest context is absent: the class default 2,048 is used" in model.notes
+
+
 def test_a_missing_key_without_a_class_default_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"^config\.json: key 'num_hidden_layers' is missing$"):
         read("internlm2")
@@ -128,10 +136,6 @@ def test_a_window_that_never_bites_is_full_attention(model_type: str, keys: dict
 @pytest.mark.parametrize(
     ("model_type", "keys", "named"),
     [
-        ("mistral", {"sliding_window": 511}, "sliding_window = 511"),
-        ("mistral", {"max_position_embeddings": 8192}, "sliding_window = 4,096"),
-        ("qwen2", {"sliding_window": 64, "use_sliding_window": True}, "sliding_window = 64"),
-        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, "sliding_window = 64"),
         ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = a list"),
         ("llama", {"kv_lora_rank": 512}, "multi-head latent attention (kv_lora_rank = 512)"),
         ("llama", {"attention_chunk_size": 8192}, "chunked attention (attention_chunk_size = 8192)"),
@@ -156,11 +160,55 @@ def test_anything_but_full_attention_is_refused_with_the_fields_named(
 
 def test_an_unknown_model_type_lists_what_is_supported() -> None:
     with pytest.raises(ConfigError) as caught:
-        read("gemma3n", text_config={"num_kv_shared_layers": 15})
+        read("gemma9", text_config={"num_kv_shared_layers": 15})
 
-    message = "config.json: model type 'gemma3n' is not supported yet: it needs layers that share KV"
+    message = "config.json: model type 'gemma9' is not supported yet: it needs layers that share KV"
     assert str(caught.value) == f"{message} (num_kv_shared_layers = 15)"
-    assert caught.value.hint.startswith("supported: baichuan, ")
+    assert "; supported: afmoe, " in caught.value.hint
+
+
+def test_an_unknown_model_type_can_be_taken_as_standard_attention_and_says_so() -> None:
+    config = {"model_type": "gemma9", **SMALL, "num_kv_shared_layers": 1}
+    model = model_from_config(config, name="small", source="config.json", assume_standard=True)
+
+    # 2 layers * 2 heads * (16 + 16) * 2 bytes
+    assert model.kv_cache_spec(block_size=1, dtype=KVDtype.BFLOAT16).token_bytes == 256
+    assert model.assumption == "standard attention is assumed in every layer: model type 'gemma9' is not known"
+
+
+def test_fields_that_are_not_understood_can_be_planned_without() -> None:
+    config = {"model_type": "llama", **SMALL, "kv_lora_rank": 512}
+    model = model_from_config(config, name="small", source="config.json", assume_standard=True)
+
+    assert model.assumption.endswith("every layer: multi-head latent attention (kv_lora_rank = 512)")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "windows"),
+    [
+        ("mistral", {"sliding_window": 511}, [511, 511]),
+        ("mistral", {"max_position_embeddings": 8192}, [4096, 4096]),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True}, [64, 64]),
+        ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, [0, 64]),
+        ("gemma2", {"sliding_window": 64, "head_dim": 16}, [64, 0]),
+        ("gemma3_text", {"sliding_window": 64, "sliding_window_pattern": 2}, [64, 0]),
+        ("exaone4", {"sliding_window": 64, "sliding_window_pattern": "GL"}, [0, 64]),
+        ("gpt_oss", {"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"]}, [0, 64]),
+        ("llama4_text", {"attention_chunk_size": 64, "no_rope_layers": [0, 1]}, [0, 64]),
+        ("llama4_text", {"attention_chunk_size": None}, [0, 0]),
+        (
+            "gpt_neo",
+            {"window_size": 64, "num_layers": 2, "num_heads": 4, "attention_types": [[["local"], 2]]},
+            [64, 64],
+        ),
+    ],
+)
+def test_windows_and_chunks_are_found_in_every_spelling(
+    model_type: str, keys: dict[str, Any], windows: list[int]
+) -> None:
+    layers = read_small(model_type, **keys).layers
+
+    assert [layer[0].reach for layer in layers if isinstance(layer[0], KeptRows)] == windows
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_weights_come_from_the_user_then_the_files_then_the_shape() -> None:
     assert weights(model, memory) == (model.weights.parameters * 2, Evidence.ESTIMATED)
     assert weights(model, memory, dtype=KVDtype.FLOAT32) == (model.weights.parameters * 4, Evidence.ESTIMATED)
     with pytest.raises(ConfigError, match="the size of its weights is not known: its weights are quantised"):
-        make_plan(PlanInputs(model=a_model(quantization_config={"quant_method": "awq"}), memory=memory))
+        make_plan(PlanInputs(model=a_model(quantization_config={"quant_method": "exotic"}), memory=memory))
 
 
 def test_without_any_memory_there_is_no_plan() -> None:
