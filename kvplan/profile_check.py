@@ -41,10 +41,9 @@ def _read_sweep(profile: Profile) -> None:
 
 
 def _read_workload(profile: Profile) -> None:
-    from kvplan.loading import load_yaml
-    from kvplan.workload import Workload
+    from kvplan.prepare import load_workload
 
-    load_yaml(profile.path, Workload)
+    load_workload(profile.path)
 
 
 _READERS: dict[str, Callable[[Profile], None]] = {

@@ -1,6 +1,5 @@
 """The model of a run: its geometry, its tokenizer and, for live runs, its weights."""
 
-import os
 import platform
 from dataclasses import dataclass
 from hashlib import sha256
@@ -128,9 +127,6 @@ class LiveModels:
             ConfigError: The files are broken, or the engine cannot run the model in this KV type.
             DeviceError: torch is not installed, the device is not there, or the pool does not fit on it.
         """
-        # By default idle OpenMP threads spin for milliseconds: on two cores that others use too, the same run took
-        # 27 to 32 s spinning and 3 to 6 s sleeping. It is read once, when torch is loaded.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             from kvengine.torch_runner import TorchRunner, load_model
         except ModuleNotFoundError as error:

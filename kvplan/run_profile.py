@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from kvengine.config import SchedulingPolicy
 from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
 from kvengine.units import format_bytes
@@ -25,6 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Seed = Annotated[int, msgspec.Meta(ge=0)]
 NumBlocks = Annotated[int, msgspec.Meta(ge=2)]
 """One block is the null block, so a pool needs two."""
+StepSeconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 ModelLen = Annotated[int, msgspec.Meta(ge=2)]
 MAX_NUMBER = 2**60
 """An exbibyte, and more than any count: what is larger is a slip of the hand."""
@@ -59,7 +61,11 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     """Most tokens of one step."""
     max_model_len: ModelLen | None = None
     """Most tokens of a request, prompt and output; none: as many as the model allows."""
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    """Who is admitted first, and who is preempted first."""
     device: Device = "auto"
+    step_s: StepSeconds = 0.05
+    """How long a step is taken to last in a simulation whose requests come by time."""
 
     def settings(self) -> dict[str, Setting]:
         """Every key but the description, as plain values."""
@@ -88,7 +94,9 @@ class Grid(FileSchema, frozen=True, kw_only=True):
     max_num_seqs: Values[Count] = ()
     max_num_batched_tokens: Values[Count] = ()
     max_model_len: Values[ModelLen] = ()
+    scheduling_policy: Values[SchedulingPolicy] = ()
     device: Values[Device] = ()
+    step_s: Values[StepSeconds] = ()
 
     def axes(self) -> dict[str, tuple[Any, ...]]:
         """The keys that vary, and their values."""

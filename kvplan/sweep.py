@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kvplan.drive import Progress
+from kvplan.prepare import PreparedPoint
 from kvplan.results import PointResult, ResultsFile
-from kvplan.run import PreparedPoint, Progress, run_point
+from kvplan.run import run_point
 from kvplan.run_model import LiveModels
 
 

@@ -1,30 +1,29 @@
-"""Workloads: what is asked of the engine, and when; from YAML to tokens."""
+"""Workloads: what is asked of the engine, and when. The YAML; `kvplan.requests` makes requests of it."""
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from kvengine.request import Request, RequestId, SamplingParams
+from kvengine.errors import ConfigError
+from kvplan.lengths import Count, Tokens
 from kvplan.loading import FileSchema
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 Steps = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+Requests = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Tokenize = Callable[[str], list[int]]
 
-
-class Range(FileSchema, frozen=True, kw_only=True):
-    """A whole number drawn evenly from `low` to `high`, both included."""
-
-    low: Count
-    high: Count
-
-    def __post_init__(self) -> None:
-        if self.low > self.high:
-            raise ValueError(f"expected low <= high, got {self.low} and {self.high}")
+Arrivals = Literal["steps", "closed_loop", "constant", "poisson", "gamma", "trace"]
+"""Open loop: requests come whether or not the engine keeps up. Closed loop: each user waits for a reply first."""
+TraceFormat = Literal["mooncake", "azure", "burstgpt", "vidur", "servegen", "sharegpt", "vllm", "prompts"]
+TEXT_FORMATS: tuple[TraceFormat, ...] = ("sharegpt", "vllm", "prompts")
+"""Traces that hold text, which only a model's tokenizer turns into tokens."""
 
 
 class Turn(FileSchema, frozen=True, kw_only=True):
@@ -35,14 +34,91 @@ class Turn(FileSchema, frozen=True, kw_only=True):
     """What the assistant said, as recorded; it is part of the prompts of the later turns."""
 
 
+class PrefixLevel(FileSchema, frozen=True, kw_only=True):
+    """One level of a tree of shared prefixes: behind each prefix so far, several ways to go on."""
+
+    tokens: Tokens
+    branches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    """Ways to go on behind each prefix of the level above; a request takes one of them, each as likely."""
+
+
 class Synthetic(FileSchema, frozen=True, kw_only=True):
     """Random tokens instead of text."""
 
-    requests: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    requests: Requests
+    """Conversations, where they have several turns."""
     shared_prefix_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**24)] = 0
-    """All prompts begin with these same tokens."""
-    prompt_tokens: Count | Range
-    """Tokens of a prompt behind the shared prefix."""
+    """All prompts begin with these same tokens, such as a system prompt."""
+    prefix_tree: Annotated[tuple[PrefixLevel, ...], msgspec.Meta(max_length=16)] = ()
+    """What prompts share behind that, level by level: few-shot examples, documents, tools."""
+    prompt_tokens: Tokens
+    """Tokens of a prompt behind what it shares."""
+    turns: Tokens = 1
+    """Requests of a conversation; each repeats all that was said before, the engine's own outputs included."""
+    turn_tokens: Tokens | None = None
+    """Tokens that a later turn adds; as many as `prompt_tokens` if not given."""
+
+
+class TraceSource(FileSchema, frozen=True, kw_only=True):
+    """A file of recorded requests, in one of several formats."""
+
+    file: Text
+    """The file, or the folder of a ServeGen model; relative to the workload."""
+    format: TraceFormat
+    time_unit: Literal["ms", "s"] | None = None
+    """Of mooncake timestamps; milliseconds if not given."""
+    block_tokens: Count | None = None
+    """Tokens that a mooncake hash id stands for; 512 if not given."""
+    model: Text | None = None
+    """Only BurstGPT's requests to this model."""
+    conversations: Literal["first", "all"] | None = None
+    """Which turns of a ShareGPT conversation become requests; the first if not given."""
+    start_s: Seconds = 0.0
+    """Where to begin, in seconds of the trace."""
+    duration_s: Rate | None = None
+    """How much of it, in seconds of the trace."""
+    requests: Requests | None = None
+    """Only so many, from where it begins."""
+    shuffle: bool = False
+    """In a random order, from the seed; not with the trace's own times."""
+    wait_for_reply: bool = False
+    """A request of a session does not come before the one before it has ended."""
+
+    def __post_init__(self) -> None:
+        for key, formats in _FORMATS_OF_KEY.items():
+            if getattr(self, key) is not None and self.format not in formats:
+                raise ValueError(f"{key} is not for format {self.format}, only for {', '.join(formats)}")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds text, and not lengths."""
+        return self.format in TEXT_FORMATS
+
+
+_FORMATS_OF_KEY = {
+    "time_unit": ("mooncake",),
+    "block_tokens": ("mooncake",),
+    "model": ("burstgpt",),
+    "conversations": ("sharegpt",),
+}
+
+
+class PriorityShare(FileSchema, frozen=True, kw_only=True):
+    """Part of the requests, and their priority."""
+
+    value: Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
+    """Lower is served first, where the scheduling policy heeds it."""
+    share: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+    """In any unit: fractions, percent."""
+
+
+class Cancellations(FileSchema, frozen=True, kw_only=True):
+    """Requests whose users lose patience."""
+
+    share: Share
+    """Of all requests."""
+    after_tokens: Tokens | Literal[0] = 0
+    """Output tokens until a request is cancelled; 0: at once, whether or not it has begun."""
 
 
 class Workload(FileSchema, frozen=True, kw_only=True):
@@ -59,132 +135,129 @@ class Workload(FileSchema, frozen=True, kw_only=True):
     conversations: tuple[Annotated[tuple[Turn, ...], msgspec.Meta(min_length=1)], ...] = ()
     """One request for each turn; its prompt holds all that was said before."""
     synthetic: Synthetic | None = None
-    max_tokens: Count | Range
-    """Most output tokens of a request."""
+    trace: TraceSource | None = None
+    max_tokens: Tokens | None = None
+    """Most output tokens of a request; a trace that knows them may go without."""
     stop_at_eos: bool = False
     """Whether an end-of-sequence token ends the output before `max_tokens`."""
+    samples: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    """Outputs for each prompt: so many requests of the same prompt that come together."""
+    priorities: tuple[PriorityShare, ...] = ()
+    """Drawn for each request; without them all have 0."""
+    cancel: Cancellations | None = None
+    arrivals: Arrivals = "steps"
+    """How requests, or conversations, come one after the other."""
     arrival_gap_steps: Steps = 0
     """Engine steps between one request, or conversation, and the next; 0: all are there at once."""
     turn_gap_steps: Steps = 0
     """Engine steps between the turns of a conversation."""
-
-    def __post_init__(self) -> None:
-        texts = bool(self.prompts or self.conversations)
-        if texts == (self.synthetic is not None):
-            raise ValueError("expected either prompts or conversations, or synthetic")
-        for number, turns in enumerate(self.conversations):
-            for turn_number, turn in enumerate(turns[:-1]):
-                if not turn.reply:
-                    raise ValueError(f"conversations[{number}][{turn_number}] needs a reply, as another turn follows")
-
-    def content(self) -> dict[str, object]:
-        """All that decides the requests, as plain values; descriptions are left out."""
-        content: dict[str, object] = msgspec.to_builtins(self)
-        del content["about"], content["source"]
-        return content
+    rate: Rate | None = None
+    """Requests, or conversations, a second; for constant, Poisson and gamma arrivals."""
+    cv: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    """Coefficient of variation of the gaps of gamma arrivals: 1 is Poisson, more comes in bursts."""
+    users: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    """People in a closed loop; each has one request, or conversation, at a time."""
+    think_s: Seconds | None = None
+    """Seconds between a reply and what the same user asks next; not with `arrivals: steps`."""
+    speed: Rate | None = None
+    """Trace times are divided by it: 2 is twice as fast."""
 
     @property
     def needs_tokenizer(self) -> bool:
         """Whether it is text, which only a model's tokenizer turns into tokens."""
-        return self.synthetic is None
+        return bool(self.prompts or self.conversations) or (self.trace is not None and self.trace.is_text)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it depends on seconds, and not only on the order and the steps of the engine."""
+        return self.arrivals in ("constant", "poisson", "gamma", "trace") or bool(self.think_s)
+
+    def check(self, *, where: str) -> None:
+        """Refuse what does not go together.
+
+        Raises:
+            ConfigError: It names the file and the keys.
+        """
+        for problem in (*_source_problems(self), *_arrival_problems(self)):
+            raise ConfigError(problem, where=where)
+
+    def content(self, *, folder: Path) -> dict[str, object]:
+        """All that decides the requests, as plain values, the content of a trace included; no descriptions.
+
+        Args:
+            folder: Where a relative trace starts.
+
+        Raises:
+            ConfigError: The trace cannot be read.
+        """
+        content: dict[str, object] = msgspec.to_builtins(self)
+        del content["about"], content["source"]
+        if self.trace is not None:
+            content["trace_digest"] = _digest(folder / self.trace.file)
+        return content
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSpec:
-    """One request of a workload, ready to be built as often as the workload is run."""
-
-    request_id: RequestId
-    prompt_token_ids: Sequence[int]
-    max_tokens: int
-    arrival_step: int
-
-    def build(self, *, stop_token_ids: frozenset[int] = frozenset()) -> Request:
-        """Make a fresh request; with stop tokens its output may end early."""
-        sampling = SamplingParams(max_tokens=self.max_tokens, stop_token_ids=stop_token_ids)
-        return Request(self.request_id, self.prompt_token_ids, sampling)
-
-
-def request_specs(
-    workload: Workload, *, seed: int, vocab_size: int, tokenize: Tokenize | None = None
-) -> list[RequestSpec]:
-    """Turn a workload into requests, in order of arrival; the same seed gives the same requests.
-
-    Args:
-        workload: What is asked.
-        seed: Decides every random length and token.
-        vocab_size: Random tokens are below it.
-        tokenize: Turns text into token ids; needed if `workload.needs_tokenizer`.
-    """
-    lengths = random.Random(f"{seed}/max_tokens")
-    specs = [
-        RequestSpec(
-            request_id=RequestId(name),
-            prompt_token_ids=token_ids,
-            max_tokens=_draw(workload.max_tokens, lengths),
-            arrival_step=arrival_step,
-        )
-        for arrival_step, name, token_ids in _prompts(workload, seed, vocab_size, tokenize)
-    ]
-    return sorted(specs, key=lambda spec: spec.arrival_step)
-
-
-def _prompts(
-    workload: Workload, seed: int, vocab_size: int, tokenize: Tokenize | None
-) -> Iterator[tuple[int, str, list[int]]]:
-    """Arrival step, name and tokens of each prompt, in the order of the file."""
-    gap = workload.arrival_gap_steps
-    if workload.synthetic is not None:
-        for number, token_ids in enumerate(_random_prompts(workload.synthetic, seed, vocab_size)):
-            yield number * gap, f"random-{number + 1}", token_ids
-        return
-    assert tokenize is not None, "a workload of text was given no tokenizer"
-    chat = _CHAT_FORMATS[workload.chat_format]
-    for number, prompt in enumerate(workload.prompts):
-        yield number * gap, f"prompt-{number + 1}", tokenize(chat.prompt(workload.system, [Turn(user=prompt)]))
+def _source_problems(workload: Workload) -> "list[str]":
+    texts = bool(workload.prompts or workload.conversations)
+    problems = []
+    if texts + (workload.synthetic is not None) + (workload.trace is not None) != 1:
+        problems.append("expected exactly one of prompts and conversations, synthetic, trace")
     for number, turns in enumerate(workload.conversations):
-        started = (len(workload.prompts) + number) * gap
-        for turn in range(len(turns)):
-            text = chat.prompt(workload.system, turns[: turn + 1])
-            yield started + turn * workload.turn_gap_steps, f"chat-{number + 1}.{turn + 1}", tokenize(text)
+        for turn_number, turn in enumerate(turns[:-1]):
+            if not turn.reply:
+                problems.append(f"conversations[{number}][{turn_number}] needs a reply, as another turn follows")
+    if workload.max_tokens is None and not _knows_outputs(workload.trace):
+        problems.append("key 'max_tokens' is missing: the most output tokens of a request")
+    if workload.priorities and not any(part.share for part in workload.priorities):
+        problems.append("priorities: expected a share above 0")
+    return problems
 
 
-def _random_prompts(synthetic: Synthetic, seed: int, vocab_size: int) -> Iterator[list[int]]:
-    # Lengths have a source of their own, so that they are the same for every vocabulary.
-    tokens, lengths = random.Random(f"{seed}/tokens"), random.Random(f"{seed}/prompt_tokens")
-    prefix = [tokens.randrange(vocab_size) for _ in range(synthetic.shared_prefix_tokens)]
-    for _ in range(synthetic.requests):
-        length = _draw(synthetic.prompt_tokens, lengths)
-        yield prefix + [tokens.randrange(vocab_size) for _ in range(length)]
+def _knows_outputs(trace: TraceSource | None) -> bool:
+    """Whether a trace can say how long outputs are; of vLLM's benchmark lines each may."""
+    return trace is not None and trace.format != "prompts"
 
 
-def _draw(length: int | Range, chance: random.Random) -> int:
-    return length if isinstance(length, int) else chance.randint(length.low, length.high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ChatFormat:
-    system: str
-    user: str
-    assistant: str
-    """Ends a prompt, and stands before a recorded reply."""
-    reply: str
-
-    def prompt(self, system: str, turns: Sequence[Turn]) -> str:
-        """All that was said, up to where the assistant is to answer the last turn."""
-        parts = [self.system.format(system)] if system else []
-        for number, turn in enumerate(turns):
-            parts += [self.user.format(turn.user), self.assistant]
-            if number < len(turns) - 1:
-                parts.append(self.reply.format(turn.reply))
-        return "".join(parts)
-
-
-_CHAT_FORMATS = {
-    "plain": _ChatFormat(system="{}\n", user="User: {}\n", assistant="Assistant:", reply=" {}\n"),
-    "chatml": _ChatFormat(
-        system="<|im_start|>system\n{}<|im_end|>\n",
-        user="<|im_start|>user\n{}<|im_end|>\n",
-        assistant="<|im_start|>assistant\n",
-        reply="{}<|im_end|>\n",
-    ),
+_KEYS_OF_ARRIVALS: dict[Arrivals, tuple[str, ...]] = {
+    "steps": (),
+    "closed_loop": ("users",),
+    "constant": ("rate",),
+    "poisson": ("rate",),
+    "gamma": ("rate", "cv"),
+    "trace": (),
 }
+"""What each way of arriving must be told."""
+
+
+def _arrival_problems(workload: Workload) -> "list[str]":
+    arrivals, needed = workload.arrivals, _KEYS_OF_ARRIVALS[workload.arrivals]
+    problems = [f"arrivals: {arrivals} needs {key!r}" for key in needed if getattr(workload, key) is None]
+    optional = {"steps": (), "trace": ("speed", "think_s")}.get(arrivals, ("think_s",))
+    problems += [
+        f"{key} has no meaning with arrivals: {arrivals}"
+        for key in ("users", "rate", "cv", "think_s", "speed")
+        if getattr(workload, key) is not None and key not in (*needed, *optional)
+    ]
+    if arrivals != "steps" and (workload.arrival_gap_steps or workload.turn_gap_steps):
+        problems.append(f"arrival_gap_steps and turn_gap_steps have no meaning with arrivals: {arrivals}")
+    trace = workload.trace
+    if arrivals == "trace" and (trace is None or trace.is_text):
+        problems.append("arrivals: trace needs a trace with times")
+    if trace is not None and trace.shuffle and arrivals == "trace":
+        problems.append("trace.shuffle has no meaning with arrivals: trace")
+    return problems
+
+
+def _digest(path: Path) -> str:
+    """Tell apart two contents of a file, or of all files of a folder."""
+    digest = sha256()
+    try:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            digest.update(f"{file.name if path.is_dir() else ''}\n".encode())
+            with file.open("rb") as content:
+                while chunk := content.read(2**20):
+                    digest.update(chunk)
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise ConfigError(reason, where=str(path)) from None
+    return digest.hexdigest()

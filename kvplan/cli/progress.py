@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from kvplan.prepare import PreparedPoint
 from kvplan.results import PointResult
-from kvplan.run import PreparedPoint
 from kvplan.sweep import SweepProgress
 
 

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from kvengine.units import format_bytes
 from kvplan.cli.output import Format, print_csv, print_json, print_rich, stdout_console
+from kvplan.prepare import PreparedPoint
 from kvplan.report import report_document, report_rows, report_table
 from kvplan.results import PointResult
-from kvplan.run import PreparedPoint
 from kvplan.run_profile import show_setting
 
 _WIDEST = 10_000

@@ -44,8 +44,9 @@ def run_profile(
     """
     from kvplan.cli.progress import show_progress
     from kvplan.cli.result_tables import print_plans, print_results
+    from kvplan.prepare import prepare
     from kvplan.results import ResultsFile
-    from kvplan.run import prepare, run_point
+    from kvplan.run import run_point
     from kvplan.run_model import LiveModels
     from kvplan.run_profile import load_run
 

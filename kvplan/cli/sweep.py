@@ -34,8 +34,8 @@ def sweep_profile(
     """
     from kvplan.cli.progress import show_progress
     from kvplan.cli.result_tables import print_plans, print_results
+    from kvplan.prepare import prepare
     from kvplan.results import ResultsFile
-    from kvplan.run import prepare
     from kvplan.run_profile import load_sweep
     from kvplan.sweep import run_sweep
 

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +17,10 @@ import pytest
 from kvengine.errors import DeviceError
 from kvengine.model_files import find_demo_model
 from kvplan.cli.main import main
+from kvplan.prepare import PreparedPoint
 from kvplan.results import PointResult
-from kvplan.run import PreparedPoint, run_point
+from kvplan.run import run_point
+from tests.support import ROOT
 
 WORKLOAD = """
 about: test
@@ -290,3 +294,12 @@ def test_a_live_run_measures_what_was_planned(kvplan: Callable[..., Done], tmp_p
     assert all(planned[key] is None and measured[key] > 0 for key in timed)
     assert point["recording"] == "results/r.kvrec"
     assert (tmp_path / "results" / "r.kvrec").stat().st_size > 0
+
+
+def test_a_live_run_lets_idle_openmp_threads_sleep() -> None:
+    # Spinning ones make every step several times slower on a busy machine; torch reads this once, when it is loaded.
+    program = "import kvplan.run, os, sys; assert 'torch' not in sys.modules; print(os.environ.get('OMP_WAIT_POLICY'))"
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    assert done.stdout == "passive\n", done.stderr

@@ -9,8 +9,11 @@ from kvengine.engine import Engine
 from kvengine.errors import CapacityError
 from kvengine.runner import SyntheticRunner
 from kvengine.stats import EngineStats
-from kvplan.run import drive
-from kvplan.workload import RequestSpec, Synthetic, Workload, request_specs
+from kvplan.drive import Driver, StepPace
+from kvplan.requests.build import request_specs
+from kvplan.requests.schedule import Schedule
+from kvplan.requests.spec import RequestSpec
+from kvplan.workload import Synthetic, Workload
 from tests.builders import an_engine_config
 
 VOCAB_SIZE = 50_000
@@ -46,9 +49,10 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 
 
 def stats_with(runner: SyntheticRunner, config: EngineConfig, requests: list[RequestSpec]) -> EngineStats | str:
-    engine = Engine(config, runner, clock=VirtualClock(), debug=True)
+    clock = VirtualClock()
+    engine = Engine(config, runner, clock=clock, debug=True)
     try:
-        drive(engine, requests)
+        Driver(engine, Schedule(requests), pace=StepPace(clock, 0.0)).run()
     except CapacityError as error:
         return error.message
     return engine.stats

@@ -3,12 +3,19 @@
 import msgspec
 import pytest
 
+from kvplan.lengths import Bin, Lengths, Lognormal
 from kvplan.run_profile import Grid, RunProfile, SweepProfile
-from kvplan.workload import Range, Synthetic, Turn, Workload
+from kvplan.workload import Cancellations, PrefixLevel, PriorityShare, Synthetic, TraceSource, Turn, Workload
 from tests.support import ROOT
 
 
-@pytest.mark.parametrize("schema", [RunProfile, Grid, SweepProfile, Workload, Synthetic, Turn, Range])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *(RunProfile, Grid, SweepProfile, Workload, Synthetic, PrefixLevel, Turn, TraceSource, PriorityShare),
+        *(Cancellations, Lengths, Lognormal, Bin),
+    ],
+)
 def test_every_key_is_documented(schema: type[msgspec.Struct]) -> None:
     text = (ROOT / "docs" / "sweeps.md").read_text()
     keys = [field.encode_name for field in msgspec.structs.fields(schema)]

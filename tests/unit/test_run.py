@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from kvengine.errors import CapacityError, ConfigError
-from kvplan.run import PreparedPoint, plan_engine, prepare, run_point, simulate
+from kvplan.prepare import PreparedPoint, plan_engine, prepare
+from kvplan.run import run_point, simulate
 from kvplan.run_model import LiveModels
 from kvplan.run_profile import load_run
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvplan.drive import Progress
+from kvplan.prepare import PreparedPoint, prepare
 from kvplan.results import PointResult, ResultsFile
-from kvplan.run import PreparedPoint, Progress, prepare
 from kvplan.run_profile import load_sweep
 from kvplan.sweep import recording_path, run_sweep
 from tests.support import ROOT

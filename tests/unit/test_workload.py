@@ -6,9 +6,12 @@ import msgspec
 import pytest
 
 from kvengine.errors import ConfigError
-from kvplan.loading import decode, load_yaml
+from kvplan.loading import decode
+from kvplan.prepare import load_workload
 from kvplan.profiles import find_profiles
-from kvplan.workload import RequestSpec, Workload, request_specs
+from kvplan.requests.build import request_specs
+from kvplan.requests.spec import RequestSpec
+from kvplan.workload import Workload
 
 
 def letters(text: str) -> list[int]:
@@ -21,7 +24,9 @@ def text_of(spec: RequestSpec) -> str:
 
 
 def a_workload(**keys: object) -> Workload:
-    return decode({"about": "test", "max_tokens": 4, **keys}, Workload, source="w.yaml")
+    workload = decode({"about": "test", "max_tokens": 4, **keys}, Workload, source="w.yaml")
+    workload.check(where="w.yaml")
+    return workload
 
 
 def specs_of(workload: Workload, *, seed: int = 0) -> list[RequestSpec]:
@@ -112,12 +117,15 @@ def test_output_lengths_stay_the_same_when_the_prompts_change() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "expected either prompts or conversations, or synthetic"),
-        ({"prompts": ["a"], "synthetic": {"requests": 1, "prompt_tokens": 1}}, "either prompts or conversations"),
+        ({}, "expected exactly one of prompts and conversations, synthetic, trace"),
+        (
+            {"prompts": ["a"], "synthetic": {"requests": 1, "prompt_tokens": 1}},
+            "exactly one of prompts and conversations",
+        ),
         ({"prompts": [""]}, r"prompts\[0\]"),
         (
             {"prompts": ["a"], "max_tokens": 0},
-            "max_tokens: expected a whole number >= 1 and <= 16777216 or a mapping, got 0",
+            "max_tokens: expected a whole number >= 1 and <= 16777216 or a mapping or nothing, got 0",
         ),
         ({"prompts": ["a"], "max_tokens": {"low": 5, "high": 4}}, "expected low <= high, got 5 and 4"),
         ({"prompts": ["a"], "max_token": 3}, "unknown key 'max_token'; did you mean 'max_tokens'?"),
@@ -139,9 +147,50 @@ def test_a_workload_that_makes_no_sense_is_refused_by_key(keys: dict[str, object
         a_workload(**keys)
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"prompts": ["a"], "max_tokens": None}, "w.yaml: key 'max_tokens' is missing"),
+        ({"prompts": ["a"], "arrivals": "poisson"}, "w.yaml: arrivals: poisson needs 'rate'"),
+        ({"prompts": ["a"], "arrivals": "gamma", "rate": 2}, "arrivals: gamma needs 'cv'"),
+        ({"prompts": ["a"], "arrivals": "closed_loop"}, "arrivals: closed_loop needs 'users'"),
+        ({"prompts": ["a"], "rate": 2}, "rate has no meaning with arrivals: steps"),
+        (
+            {"prompts": ["a"], "arrivals": "poisson", "rate": 2, "users": 3},
+            "users has no meaning with arrivals: poisson",
+        ),
+        ({"prompts": ["a"], "arrivals": "poisson", "rate": 0}, "rate: expected a number > 0 and <= 1000000"),
+        ({"prompts": ["a"], "arrivals": "poison", "rate": 2}, "did you mean 'poisson'"),
+        (
+            {"prompts": ["a"], "arrivals": "constant", "rate": 2, "arrival_gap_steps": 1},
+            "arrival_gap_steps and turn_gap_steps have no meaning with arrivals: constant",
+        ),
+        ({"prompts": ["a"], "arrivals": "trace"}, "arrivals: trace needs a trace with times"),
+        (
+            {"trace": {"file": "x", "format": "prompts"}, "arrivals": "trace"},
+            "arrivals: trace needs a trace with times",
+        ),
+        (
+            {"trace": {"file": "x", "format": "azure", "shuffle": True}, "arrivals": "trace"},
+            "trace.shuffle has no meaning with arrivals: trace",
+        ),
+        (
+            {"trace": {"file": "x", "format": "azure", "block_tokens": 16}},
+            "trace: block_tokens is not for format azure, only for mooncake",
+        ),
+        ({"trace": {"file": "x", "format": "moocake"}}, "trace.format: expected one of .* did you mean 'mooncake'"),
+        ({"prompts": ["a"], "priorities": [{"value": 1, "share": 0}]}, "priorities: expected a share above 0"),
+        ({"prompts": ["a"], "cancel": {"share": 1.5}}, "cancel.share: expected a number >= 0 and <= 1, got 1.5"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        a_workload(**keys)
+
+
 @pytest.mark.parametrize("name", sorted(find_profiles("workloads")))
 def test_a_shipped_workload_is_valid_and_says_where_it_comes_from(name: str) -> None:
-    workload = load_yaml(find_profiles("workloads")[name].path, Workload)
+    workload = load_workload(find_profiles("workloads")[name].path)
 
     assert workload.source
     assert len(specs_of(workload)) >= 20
@@ -151,6 +200,5 @@ def test_a_workload_is_a_value_that_can_be_fingerprinted(tmp_path: Path) -> None
     file = tmp_path / "w.yaml"
     file.write_text("about: x\nprompts: [hello]\nmax_tokens: {low: 1, high: 2}\n")
 
-    assert msgspec.json.decode(msgspec.json.encode(load_yaml(file, Workload)), type=Workload) == load_yaml(
-        file, Workload
-    )
+    workload = load_workload(file)
+    assert msgspec.json.decode(msgspec.json.encode(workload), type=Workload) == workload

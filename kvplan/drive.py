@@ -1,0 +1,177 @@
+"""Steps an engine through a schedule of requests, in real time or in steps of a given length."""
+
+import time
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from kvengine.clock import RealClock, VirtualClock
+from kvengine.engine import Engine
+from kvengine.request import Request, RequestId
+from kvplan.requests.schedule import Schedule
+
+
+class Progress(Protocol):
+    """Told how far a run has come."""
+
+    def advanced(self, finished_requests: int) -> None:
+        """So many requests have ended by now."""
+        ...
+
+
+class Pace(Protocol):
+    """How time passes while an engine runs."""
+
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        ...
+
+    def stepped(self) -> None:
+        """Another step is done."""
+        ...
+
+    def wait_until(self, time_s: float) -> None:
+        """Let time pass while there is nothing to do."""
+        ...
+
+
+class RealPace:
+    """Time passes by itself."""
+
+    def __init__(self, clock: RealClock) -> None:
+        self._clock = clock
+        self._start_s = clock.now_s()
+
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return self._clock.now_s() - self._start_s
+
+    def stepped(self) -> None:
+        """Nothing to do: the step took its time."""
+
+    def wait_until(self, time_s: float) -> None:
+        """Sleep."""
+        time.sleep(max(time_s - self.now_s(), 0.0))
+
+
+class StepPace:
+    """Every step takes the same time, which is assumed.
+
+    Args:
+        clock: Moved by each step.
+        step_s: Seconds of a step.
+    """
+
+    def __init__(self, clock: VirtualClock, step_s: float) -> None:
+        self._clock = clock
+        self._start_s = clock.now_s()
+        self._step_s = step_s
+
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return self._clock.now_s() - self._start_s
+
+    def stepped(self) -> None:
+        """Move the clock by a step."""
+        self._clock.advance(self._step_s)
+
+    def wait_until(self, time_s: float) -> None:
+        """Move the clock there."""
+        self._clock.advance(max(time_s - self.now_s(), 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driven:
+    """How a run ended."""
+
+    num_finished: int
+    num_cancelled: int
+    out_of_time: bool
+    """Whether the time limit ended it before all requests had."""
+
+
+class Driver:
+    """Steps an engine until all requests of a schedule have come and ended.
+
+    Args:
+        engine: Runs them.
+        schedule: What comes when.
+        pace: How time passes.
+        stop_token_ids: Tokens that end outputs early.
+        progress: Told how many requests have ended.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        schedule: Schedule,
+        *,
+        pace: Pace,
+        stop_token_ids: frozenset[int] = frozenset(),
+        progress: Progress | None = None,
+    ) -> None:
+        self._engine = engine
+        self._schedule = schedule
+        self._pace = pace
+        self._stop_token_ids = stop_token_ids
+        self._progress = progress
+        self._impatient: dict[RequestId, tuple[Request, int]] = {}
+        """Requests that will be cancelled, and after how many output tokens."""
+        self._num_finished = 0
+        self._num_cancelled = 0
+        self._step = 0
+
+    def run(self, *, time_limit_s: float | None = None) -> Driven:
+        """Run to the end, or to the time limit.
+
+        Raises:
+            CapacityError: A request can never be finished, or nothing that is left can be scheduled.
+        """
+        limit_s = inf if time_limit_s is None else time_limit_s
+        out_of_time = False
+        while not self._schedule.is_empty or self._engine.has_unfinished:
+            if self._pace.now_s() >= limit_s:
+                out_of_time = True
+                break
+            self._add_due()
+            if self._is_idle():
+                self._pace.wait_until(min(self._schedule.next_s or 0.0, limit_s))
+            else:
+                self._do_step()
+        return Driven(num_finished=self._num_finished, num_cancelled=self._num_cancelled, out_of_time=out_of_time)
+
+    def _add_due(self) -> None:
+        for spec, history in self._schedule.take(step=self._step, now_s=self._pace.now_s()):
+            request = spec.build(stop_token_ids=self._stop_token_ids, history=history)
+            self._engine.add_request(request)
+            if spec.cancel_after_tokens is not None:
+                self._impatient[spec.request_id] = (request, spec.cancel_after_tokens)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing can happen before a time; before a step, the engine makes idle steps."""
+        next_s = self._schedule.next_s
+        return not self._engine.has_unfinished and next_s is not None and next_s > self._pace.now_s()
+
+    def _do_step(self) -> None:
+        finished = self._engine.step().finished
+        self._step += 1
+        self._pace.stepped()
+        for request in finished:
+            self._num_finished += 1
+            self._end(request)
+        for request, tokens in [*self._impatient.values()]:
+            if request.num_output_tokens >= tokens:
+                self._cancel(request)
+        if self._schedule.next_s is None:
+            self._engine.raise_if_stalled()
+        if self._progress is not None:
+            self._progress.advanced(self._num_finished + self._num_cancelled)
+
+    def _cancel(self, request: Request) -> None:
+        self._engine.abort(request.request_id)
+        self._num_cancelled += 1
+        self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self._impatient.pop(request.request_id, None)
+        self._schedule.ended(request.request_id, self._pace.now_s(), tokens=request.all_token_ids)
