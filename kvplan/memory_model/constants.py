@@ -32,8 +32,8 @@ class Constant(FileSchema, frozen=True, kw_only=True):
 class VllmConstants(FileSchema, frozen=True, kw_only=True):
     """`profiles/memory/vllm.yaml`. Sizes are in bytes."""
 
-    fitted_records: tuple[str, ...]
-    """Ids of the start-up logs that the fit used."""
+    fitted_records: str
+    """Ids of the start-up logs that the fit used, with spaces between."""
     sorting_bytes_per_entry: Constant
     """Sampling by a sort: bytes per sequence and vocabulary entry."""
     masking_bytes_per_entry: Constant
@@ -61,7 +61,7 @@ class VllmConstants(FileSchema, frozen=True, kw_only=True):
 class SglangConstants(FileSchema, frozen=True, kw_only=True):
     """`profiles/memory/sglang.yaml`. Sizes are in bytes."""
 
-    fitted_records: tuple[str, ...]
+    fitted_records: str
     before_load_one_gpu_bytes: Constant
     """What is taken before the weights are loaded: context and libraries."""
     before_load_several_gpus_bytes: Constant

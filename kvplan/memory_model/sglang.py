@@ -3,7 +3,8 @@
     pool = free after loading - free before loading * (1 - mem_fraction_static)
 
 Source: `profile_max_num_token` of 0.4.6 and 0.5.9. The default fraction is that of `server_args.py`: by ranks in 0.4.3
-to 0.4.6 and in steps of card size in 0.4.9; from 0.5.3 on what prefill chunks, graphs and ranks are thought to need.
+to 0.4.6 and in steps of card size in 0.4.9; from 0.5.3 on what prefill chunks, graphs and ranks are thought to need
+(0.5.3, 0.5.9 and 0.5.15 read; 0.5.23 may measure graphs first and size the pool after, which is not modelled).
 """
 
 import math
@@ -16,6 +17,7 @@ from kvplan.memory_model.constants import SglangConstants
 from kvplan.memory_model.encoder import EncoderShape
 
 LATEST_SGLANG: Version = (0, 5, 23)
+_LATENT_PREFILL_GRAPHS_MIB = 1536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,8 @@ class SglangStart:
     chunked_prefill_size: int | None = None
     cuda_graph_max_bs: int | None = None
     speculative: bool = False
+    is_latent: bool = False
+    """Whether the model has multi-head latent attention."""
     encoder: EncoderShape | None = None
 
 
@@ -75,6 +79,8 @@ def _reserved_by_card(start: SglangStart) -> float:
 def _reserved_by_need(start: SglangStart) -> float:
     chunk, graphs = _limits(start)
     reserved = 512 + max(chunk, 2048) * 1.5 + graphs * 2 + start.tensor_parallel * 128
+    if start.version >= (0, 5, 15):
+        reserved += _LATENT_PREFILL_GRAPHS_MIB if start.is_latent else 8 * _prefill_graphs(chunk)
     if start.card_bytes > 60 * GIB:
         reserved = max(reserved, 10 * 1024)
     return (reserved + (2048 if start.speculative else 0)) * MIB
@@ -88,6 +94,12 @@ _LIMITS = (
     (math.inf, 16_384, 512, 512),
 )
 """Below how many GiB; tokens of a prefill chunk; largest batch with a graph on fewer than 4 GPUs, and on more."""
+
+
+def _prefill_graphs(chunk: int) -> int:
+    """Return the sizes for which a prefill graph is captured: in ever larger steps up to a chunk."""
+    steps = ((0, 32, 4), (32, 256, 16), (256, 512, 32), (512, 1024, 64), (1024, 4096, 256), (4096, math.inf, 512))
+    return sum(int(min(chunk, last) - first) // step for first, last, step in steps if chunk > first)
 
 
 def _limits(start: SglangStart) -> tuple[int, int]:

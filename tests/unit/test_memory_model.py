@@ -23,7 +23,7 @@ def a_constant(low: float, likely: float, high: float) -> Constant:
 
 def some_constants(**changes: object) -> VllmConstants:
     fields: dict[str, object] = {
-        "fitted_records": (),
+        "fitted_records": "",
         "sorting_bytes_per_entry": a_constant(38, 38, 38),
         "masking_bytes_per_entry": a_constant(14, 14, 14),
         "deferred_bytes_per_entry": a_constant(2, 6, 14),
