@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from kvengine.spec import KVDtype
 from kvplan.config_reader import ConfigReader, shown
 from kvplan.loading import did_you_mean
-from kvplan.model_spec import ModelSpec
+from kvplan.memory_model.shape import read_step_shape
+from kvplan.model_spec import ModelSpec, has_states
 from kvplan.models.family import Family
 from kvplan.models.registry import NESTED, find_family, known_types
 from kvplan.models.shape import Built, LayerKind, ModelShape
@@ -64,25 +64,27 @@ def model_from_config(
     dtype = _dtype(reader) or _dtype(outer)
     quantization = read_quantization(reader) or read_quantization(outer)
     has_towers = plain is not outer or family.towers or outer.has("vision_config") or outer.has("mm_vision_tower")
+    draft_layers = () if assumption else family.drafts(shape, family)
+    encoder_tokens = family.encoder_tokens(reader)
+    weights = _weights(reader, outer, family, shape, layers)
+    _read_the_rest(reader, family, assume_standard=assume_standard)
+    if assume_standard and not assumption:
+        assumption = _unread_caches(reader, family)
+    kept = tuple(built.parts for built in layers)
     model = ModelSpec(
         name=name,
         architecture=_architecture(outer) or _architecture(plain) or model_type,
         geometry=geometry,
-        layers=tuple(built.parts for built in layers),
-        draft_layers=() if assumption else family.drafts(shape, family),
-        encoder_tokens=family.encoder_tokens(reader),
+        layers=kept,
+        draft_layers=draft_layers,
+        encoder_tokens=encoder_tokens,
+        step=read_step_shape(reader, outer, geometry, is_hybrid=has_states(kept)),
         dtype=KVDtype.BFLOAT16 if dtype in (None, KVDtype.FLOAT32) else dtype,
         checkpoint_float32=dtype is KVDtype.FLOAT32,
         kv_scheme=quantization.kv_scheme if quantization else "",
         quantization=quantization,
-        weights=_weights(reader, outer, family, shape, layers),
+        weights=weights,
         weights_unknown="its vision or audio part is not counted yet" if has_towers else "",
-    )
-    _read_the_rest(reader, family, assume_standard=assume_standard)
-    if assume_standard and not assumption:
-        assumption = _unread_caches(reader, family)
-    model = replace(
-        model,
         assumption=f"standard attention is assumed in every layer: {assumption}" if assumption else "",
         notes=tuple(f"{key} is absent: the class default {value:,} is used" for key, value in reader.defaulted.items()),
     )

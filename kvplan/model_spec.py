@@ -14,6 +14,7 @@ from kvengine.spec import KVCacheSpec, KVDtype
 from kvplan.checkpoint import StoredWeights, read_stored_weights
 from kvplan.kv_layout.layers import AttentionKind, kv_heads_per_rank
 from kvplan.loading import FileSchema, did_you_mean, load_json_object, load_yaml
+from kvplan.memory_model.shape import StepShape
 from kvplan.models.layer_parts import KeptRows, KeptState, LayerParts
 from kvplan.parameters import Geometry, WeightShape
 from kvplan.profiles import Profile, find_profiles, try_find_profile
@@ -34,6 +35,8 @@ class ModelSpec:
     """What each draft layer keeps when it is served (multi-token prediction)."""
     encoder_tokens: int = 0
     """Most positions of an encoder that cross-attention keeps."""
+    step: StepShape
+    """What the memory of one step depends on."""
     dtype: KVDtype
     """Type in which engines run it: the checkpoint's, but 16 bits for one of 32."""
     checkpoint_float32: bool = False
@@ -103,8 +106,7 @@ class ModelSpec:
         geometry = self.geometry
         allowed = [ranks for ranks in range(1, max(geometry.num_attention_heads, 64) + 1) if self.divides_over(ranks)]
         heads = f"{geometry.num_attention_heads} attention heads and {geometry.num_kv_heads} KV heads"
-        has_states = any(isinstance(part, KeptState) for layer in self.layers for part in layer)
-        what = f"{heads}, and its states," if has_states else heads
+        what = f"{heads}, and its states," if has_states(self.layers) else heads
         raise ConfigError(
             f"{what} cannot be divided over {tensor_parallel} GPUs",
             where="--tp",
@@ -117,6 +119,11 @@ class ModelSpec:
         return self.geometry.num_attention_heads % tensor_parallel == 0 and all(
             _divides(part, tensor_parallel) for part in parts
         )
+
+
+def has_states(layers: tuple[LayerParts, ...]) -> bool:
+    """Whether some layers keep a state instead of rows."""
+    return any(isinstance(part, KeptState) for layer in layers for part in layer)
 
 
 def _divides(part: KeptRows | KeptState, ranks: int) -> bool:

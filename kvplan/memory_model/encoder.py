@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvengine.units import cdiv
+from kvplan.config_reader import ConfigReader
 from kvplan.estimate import Amount, estimated
 
 _MERGED_IMAGE_TOKENS = 16_384
@@ -46,7 +47,7 @@ class EncoderShape:
         return estimated(int(share * (1 - _WEIGHT_DOUBT)), share, int(whole * (1 + _WEIGHT_DOUBT)))
 
 
-def read_encoder_shape(config: Mapping[str, object]) -> EncoderShape | None:
+def read_encoder_shape(config: ConfigReader) -> EncoderShape | None:
     """Read the encoder from a whole configuration; None where there is none, or its sizes are not stated.
 
     Args:
@@ -69,7 +70,7 @@ def read_encoder_shape(config: Mapping[str, object]) -> EncoderShape | None:
     )
 
 
-def _patches_per_token(config: Mapping[str, object], vision: Mapping[str, object]) -> int:
+def _patches_per_token(config: ConfigReader, vision: Mapping[str, object]) -> int:
     side = _count(vision, "pooling_kernel_size", "spatial_merge_size", "merge_kernel_size")
     side = side or _count(config, "spatial_merge_size")
     if side:
@@ -78,7 +79,7 @@ def _patches_per_token(config: Mapping[str, object], vision: Mapping[str, object
     return max(1, _patches_per_image(vision) // tokens) if tokens else 1
 
 
-def _tokens_per_image(config: Mapping[str, object], vision: Mapping[str, object], patches_per_token: int) -> int:
+def _tokens_per_image(config: ConfigReader, vision: Mapping[str, object], patches_per_token: int) -> int:
     stated = _count(config, "mm_tokens_per_image", "vision_soft_tokens_per_image")
     if stated:
         return stated
@@ -93,7 +94,7 @@ def _patches_per_image(vision: Mapping[str, object]) -> int:
     return (image // patch) ** 2 if image and patch else 0
 
 
-def _count(config: Mapping[str, object], *keys: str) -> int:
+def _count(config: Mapping[str, object] | ConfigReader, *keys: str) -> int:
     """Return the first key that holds a count from 1 to a million, or a list that starts with one; 0 without one."""
     for key in keys:
         value = config.get(key)

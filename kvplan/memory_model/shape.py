@@ -1,8 +1,8 @@
 """The sizes of a model that decide how much memory one step takes."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvplan.config_reader import ConfigReader
 from kvplan.memory_model.encoder import EncoderShape, read_encoder_shape
 from kvplan.parameters import Geometry
 
@@ -51,7 +51,7 @@ class StepShape:
 
 
 def read_step_shape(
-    text: Mapping[str, object], config: Mapping[str, object], geometry: Geometry, *, is_hybrid: bool = False
+    text: ConfigReader, config: ConfigReader, geometry: Geometry, *, is_hybrid: bool = False
 ) -> StepShape:
     """Read the shape from a configuration.
 
@@ -78,7 +78,7 @@ def read_step_shape(
     )
 
 
-def _latent(text: Mapping[str, object], geometry: Geometry) -> LatentShape | None:
+def _latent(text: ConfigReader, geometry: Geometry) -> LatentShape | None:
     rank = _first_count(text, ("kv_lora_rank",))
     if not rank:
         return None
@@ -91,10 +91,10 @@ def _latent(text: Mapping[str, object], geometry: Geometry) -> LatentShape | Non
     )
 
 
-def _first_count(config: Mapping[str, object], keys: tuple[str, ...]) -> int:
+def _first_count(reader: ConfigReader, keys: tuple[str, ...]) -> int:
     """Return the first of the keys that holds a count, or the largest of a list of counts; 0 without one."""
     for key in keys:
-        value = config.get(key)
+        value = reader.count(key) if reader.has_default(key) else reader.get(key)
         entries = value if isinstance(value, list) else [value]
         counts = [
             entry

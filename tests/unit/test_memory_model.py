@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvplan.config_reader import ConfigReader
 from kvplan.estimate import Amount
 from kvplan.memory_model.activation import Moment, Sampling, activation_moments, activation_peak, sampling_of
 from kvplan.memory_model.constants import Constant, VllmConstants
@@ -237,42 +238,48 @@ GEOMETRY = Geometry(
 )
 
 
+def step_shape(config: dict[str, object]) -> StepShape:
+    return read_step_shape(ConfigReader(config, "a test"), ConfigReader({}, "a test"), GEOMETRY)
+
+
+def encoder_shape(config: dict[str, object]) -> EncoderShape | None:
+    return read_encoder_shape(ConfigReader(config, "a test"))
+
+
 def test_a_dense_model_has_the_width_of_its_mlp_or_four_times_its_hidden_size() -> None:
-    assert read_step_shape({"intermediate_size": 96}, {}, GEOMETRY).mlp_width == 96
-    assert read_step_shape({}, {}, GEOMETRY).mlp_width == 128
-    assert not read_step_shape({}, {}, GEOMETRY).is_sparse
+    assert step_shape({"intermediate_size": 96}).mlp_width == 96
+    assert step_shape({}).mlp_width == 128
+    assert not step_shape({}).is_sparse
 
 
 def test_experts_are_read_in_their_spellings() -> None:
-    deepseek = read_step_shape(
-        {"intermediate_size": 96, "moe_intermediate_size": 24, "num_experts_per_tok": 8, "kv_lora_rank": 16},
-        {},
-        GEOMETRY,
+    deepseek = step_shape(
+        {"intermediate_size": 96, "moe_intermediate_size": 24, "num_experts_per_tok": 8, "kv_lora_rank": 16}
     )
     assert (deepseek.expert_width, deepseek.experts_per_token, deepseek.mlp_width) == (24, 8, 96)
     assert deepseek.latent == LatentShape(num_layers=1, num_heads=4, query_width=32, kv_rank=16)
-    mixtral = read_step_shape({"intermediate_size": 96, "num_experts_per_tok": 2}, {}, GEOMETRY)
+    mixtral = step_shape({"intermediate_size": 96, "num_experts_per_tok": 2})
     assert (mixtral.expert_width, mixtral.experts_per_token) == (96, 2)
     # Hunyuan lists a count for each layer.
-    assert read_step_shape({"moe_topk": [1, 8], "intermediate_size": 3}, {}, GEOMETRY).experts_per_token == 8
+    assert step_shape({"moe_topk": [1, 8], "intermediate_size": 3}).experts_per_token == 8
 
 
 @pytest.mark.parametrize("damage", [None, -1, 0, True, "8", [], [None], 2**40, 1.5])
 def test_senseless_sizes_count_as_absent(damage: object) -> None:
-    shape = read_step_shape({"intermediate_size": damage, "num_experts_per_tok": damage}, {}, GEOMETRY)
+    shape = step_shape({"intermediate_size": damage, "num_experts_per_tok": damage})
 
     assert (shape.mlp_width, shape.experts_per_token) == (128, 0)
 
 
 def test_encoders_are_read_in_their_spellings() -> None:
-    gemma = read_encoder_shape(
+    gemma = encoder_shape(
         {
             "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "image_size": 896, "patch_size": 14},
             "mm_tokens_per_image": 256,
         }
     )
     assert gemma == EncoderShape(hidden_size=1152, mlp_width=4304, patches_per_token=16, tokens_per_image=256)
-    qwen = read_encoder_shape(
+    qwen = encoder_shape(
         {
             "vision_config": {
                 "embed_dim": 1280,
@@ -285,7 +292,7 @@ def test_encoders_are_read_in_their_spellings() -> None:
     )
     # 12,845,056 pixels in tokens of 28 by 28.
     assert qwen == EncoderShape(hidden_size=1280, mlp_width=5120, patches_per_token=4, tokens_per_image=16_384)
-    kimi = read_encoder_shape(
+    kimi = encoder_shape(
         {"vision_config": {"vt_hidden_size": 1152, "vt_intermediate_size": 4304, "merge_kernel_size": [2, 2]}}
     )
     assert kimi is not None
@@ -294,7 +301,7 @@ def test_encoders_are_read_in_their_spellings() -> None:
 
 @pytest.mark.parametrize("config", [{}, {"vision_config": None}, {"vision_config": []}, {"vision_config": {}}])
 def test_no_encoder_is_read_where_none_is_described(config: dict[str, object]) -> None:
-    assert read_encoder_shape(config) is None
+    assert encoder_shape(config) is None
 
 
 # -------------------------------------------------------------------------------------------------- loading
