@@ -13,6 +13,7 @@ from kvplan.demand import Demand, DemandKind, full_length_demand
 from kvplan.engine_inputs import EngineInputs
 from kvplan.estimate import Amount, Evidence, sure
 from kvplan.gpu_spec import GpuSpec
+from kvplan.kv_layout.rules import Version
 from kvplan.model_spec import ModelSpec
 from kvplan.overhead import LARGE_CARD_BYTES, estimate_overhead
 from kvplan.pool import RankPool, caches_prefixes, rank_pool
@@ -20,6 +21,15 @@ from kvplan.weights import rank_weights
 
 DEFAULT_FRACTION = MemoryFraction(of_total=0.92)
 """vLLM 0.32's."""
+_OLDER_FRACTION, _STATIC_FRACTION = MemoryFraction(of_total=0.9), MemoryFraction(of_total=0.88)
+"""vLLM's before 0.20, and what SGLang starts from."""
+
+
+def default_fraction(engine: EngineKind, version: Version | None) -> MemoryFraction:
+    """Return the share of a card that an engine takes where none is given."""
+    if engine is EngineKind.SGLANG:
+        return _STATIC_FRACTION
+    return _OLDER_FRACTION if version is not None and version < (0, 20, 0) else DEFAULT_FRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,14 @@ _DESIGNS = {
     "paged": "paged",
     "token_level": "token by token",
 }
+_KINDS = {
+    "full": "all tokens",
+    "mla": "all tokens, latent",
+    "sliding_window": "a window",
+    "chunked_local": "a chunk",
+    "cross_attention": "the encoder's positions",
+    "mamba": "a state",
+}
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 
@@ -49,6 +57,8 @@ def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
         card = f" ({gpu['name']})" if gpu["name"] else ""
         yield from _titled(f"Memory of one GPU{card}: {format_bytes(gpu['total_bytes'])}", _memory(document))
     yield from _titled(f"Pool: {format_bytes(document['available_kv']['bytes'])} of KV cache", _pool(document))
+    if len(document["kv"]["groups"]) > 1:
+        yield from _titled("Groups of layers that share a block table", _groups(document["kv"]))
     if document["workload"]["kind"] == "full_length" and document["workload"]["requests"] is None:
         yield from _titled("Requests of the longest length", _in_words(document))
     else:
@@ -132,25 +142,28 @@ def _evidence(part: Mapping[str, Any]) -> str:
 
 def _pool(document: dict[str, Any]) -> "RenderableType":
     kv, capacity = document["kv"], document["capacity"]
-    group, longest = kv["groups"][0], capacity["max_model_len"]
+    longest = capacity["max_model_len"]
     table = _table("", ">", "wrap")
-    layout = f"{group['layers']} layers × {group['kv_heads']} heads × {group['head_dim']} × K and V in {kv['dtype']}"
-    table.add_row("a token", f"{kv['bytes_per_token']:,} B", layout)
+    table.add_row("a token", f"{kv['bytes_per_token']:,} B", _token_layout(kv))
+    if kv["index_bytes_per_token"]:
+        table.add_row("its index key", f"{kv['index_bytes_per_token']:,} B", "sparse attention")
+    if kv["state_bytes_per_sequence"]:
+        table.add_row("a state", f"{kv['state_bytes_per_sequence']:,} B", _state_layout(kv))
     table.add_row(
         f"a block of {kv['block_size']:,}",
         f"{kv['bytes_per_block']:,} B",
-        f"{format_bytes(kv['bytes_per_block'])}; {group['page_bytes']:,} B in each layer",
+        f"{format_bytes(kv['bytes_per_block'])}; {_pages(kv)}",
     )
     table.add_row(
         "blocks",
         f"{capacity['num_blocks']:,}",
         _who_holds_blocks(capacity),
     )
+    slots_without_blocks = document["baselines"]["token_level"]["slots_total"]
     table.add_row(
         "token slots",
         f"{capacity['kv_cache_tokens']:,}",
-        f"{capacity['max_concurrency']:,.2f} requests of {longest:,}; "
-        f"{document['baselines']['token_level']['slots_total']:,} without blocks",
+        f"{capacity['max_concurrency']:,.2f} requests of {longest:,}; {slots_without_blocks:,} without blocks",
     )
     table.add_row(
         "longest request",
@@ -159,6 +172,53 @@ def _pool(document: dict[str, Any]) -> "RenderableType":
     )
     if capacity["estimated_max_model_len"] < longest:
         table.add_row("longest that fits", f"{capacity['estimated_max_model_len']:,}", "tokens")
+    if document["model"]["assumption"]:
+        table.add_row("", "", f"all of it {document['model']['assumption']}")
+    return table
+
+
+def _token_layout(kv: Mapping[str, Any]) -> str:
+    """Say what the layers that keep every token keep: `32 layers × 8 heads × 128 × K and V in bfloat16`."""
+    growing = [group for group in kv["groups"] if group["kind"] in ("full", "mla")]
+    if not growing:
+        return "no layer keeps every token"
+    group, layers = growing[0], sum(group["layers"] for group in growing)
+    form = kv["dtype"] if kv["packing"] == "plain" else kv["packing"]
+    if group["kind"] == "mla":
+        return f"{layers} latent rows of {group['head_dim']} in {form}"
+    return f"{layers} layers × {group['kv_heads']} heads × {group['head_dim']} × K and V in {form}"
+
+
+def _state_layout(kv: Mapping[str, Any]) -> str:
+    layers = sum(group["layers"] for group in kv["groups"] if group["kind"] == "mamba")
+    slots = "" if kv["state_slots"] is None else f"; {kv['state_slots']:,} sequences in a pool of their own"
+    return f"of a sequence, in {layers} layers{slots}" if layers else f"of a sequence{slots}"
+
+
+def _pages(kv: Mapping[str, Any]) -> str:
+    groups = kv["groups"]
+    if len(groups) == 1:
+        return f"{groups[0]['page_bytes']:,} B in each layer"
+    padding = f", {kv['padding_layers']} places empty" if kv["padding_layers"] else ""
+    return f"{len(groups)} groups of up to {max(group['layers'] for group in groups)} layers{padding}"
+
+
+def _groups(kv: Mapping[str, Any]) -> "RenderableType":
+    """Show equal groups in one row."""
+    table = _table("keeps", "> groups", "> layers", "> tokens a block", "> page", "> blocks a request")
+    counted: dict[tuple[Any, ...], int] = {}
+    for group in kv["groups"]:
+        window = f" of {group['window']:,}" if group["window"] else ""
+        row = (
+            f"{_KINDS.get(group['kind'], group['kind'])}{window}",
+            f"{group['layers']:,}",
+            f"{group['block_size']:,}",
+            f"{group['page_bytes']:,} B",
+            f"{group['blocks_per_request']:,}",
+        )
+        counted[row] = counted.get(row, 0) + 1
+    for row, count in counted.items():
+        table.add_row(row[0], f"{count:,}", *row[1:])
     return table
 
 

@@ -1,0 +1,84 @@
+"""The options of `kvplan budget` as text, before anything is made of them: typed ones, and those of a launch line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from kvengine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetOptions:
+    """What was said, option by option. None means: nothing was."""
+
+    model: str | None = None
+    gpu: str | None = None
+    gpu_memory: str | None = None
+    tp: str | None = None
+    pp: str | None = None
+    dp: str | None = None
+    ep: bool | None = None
+    dcp: str | None = None
+    gpu_memory_utilization: str | None = None
+    mem_fraction_static: str | None = None
+    weights: str | None = None
+    overhead: str | None = None
+    available_kv: str | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    block_size: str | None = None
+    max_model_len: str | None = None
+    max_num_seqs: str | None = None
+    max_num_batched_tokens: str | None = None
+    num_blocks_override: str | None = None
+    prefix_caching: bool | None = None
+    hybrid_kv_cache: bool | None = None
+    speculative_tokens: str | None = None
+    assume_standard: bool | None = None
+    lengths: str | None = None
+    prompt_tokens: str | None = None
+    output_tokens: str | None = None
+    shared_prefix: str | None = None
+    requests: str | None = None
+
+    def over(self, others: "BudgetOptions") -> "BudgetOptions":
+        """Return these options, and where they say nothing the others."""
+        said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return replace(others, **{name: value for name, value in said.items() if value is not None})
+
+
+MATRIX_OPTIONS: Mapping[str, str] = {
+    entry.name.replace("_", "-"): entry.name
+    for entry in fields(BudgetOptions)
+    if entry.name not in ("model", "lengths", "ep", "prefix_caching", "hybrid_kv_cache", "assume_standard")
+}
+"""Options that a matrix can vary, by the name on the command line."""
+
+
+def read_matrix(entries: list[str]) -> dict[str, tuple[str, ...]]:
+    """Read `tp=1,2` and so on: the options to vary, in order, and their values.
+
+    Raises:
+        ConfigError: An entry is not of that form, or names no option that can vary.
+    """
+    axes: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        name, separator, values = entry.partition("=")
+        listed = tuple(value.strip() for value in values.split(",") if value.strip())
+        if not separator or not listed:
+            raise ConfigError(f"expected OPTION=VALUE,VALUE,..., got {entry[:60]!r}", where="--matrix")
+        option = name.strip().removeprefix("--")
+        if option not in MATRIX_OPTIONS:
+            from kvplan.loading import did_you_mean
+
+            raise ConfigError(
+                f"no option {option[:40]!r} to vary{did_you_mean(option, MATRIX_OPTIONS)}",
+                where="--matrix",
+                hint=f"one of {', '.join(MATRIX_OPTIONS)}",
+            )
+        if option in axes:
+            raise ConfigError(f"{option} is there twice", where="--matrix")
+        axes[option] = listed
+    return axes

@@ -1,0 +1,47 @@
+"""A table of plans on a terminal, as JSON and as CSV."""
+
+from typing import Any
+
+from kvengine.units import format_bytes
+from kvplan.cli.output import Format, print_csv, print_json, print_note, print_rich
+
+_VERDICTS = {"fits": "✔ fits", "marginal": "≈ marginal", "does_not_fit": "✘ does not fit"}
+
+
+def show_matrix(document: dict[str, Any], output_format: Format) -> None:
+    """Print a document of schema `kvplan.budget-matrix/1`; what was refused goes to stderr in table and CSV."""
+    if output_format is Format.JSON:
+        print_json(document)
+        return
+    if output_format is Format.CSV:
+        print_csv(document["plans"])
+    else:
+        _print_table(document)
+    for entry in document["refused"]:
+        chosen = " ".join(f"{axis}={entry[axis]}" for axis in document["axes"])
+        print_note(f"{chosen}: {entry['reason']}")
+
+
+def _print_table(document: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(header_style="dim", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for axis in document["axes"]:
+        table.add_column(axis, no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for heading in ("GPUs", "weights", "KV cache", "blocks", "tokens", "requests", "longest that fits"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for plan in document["plans"]:
+        weights = plan["weights_bytes"]
+        table.add_row(
+            *(plan[axis] for axis in document["axes"]),
+            _VERDICTS[plan["verdict"]],
+            f"{plan['gpus']:,}",
+            "–" if weights is None else format_bytes(weights),
+            format_bytes(plan["available_kv_bytes"]),
+            f"{plan['num_blocks']:,}",
+            f"{plan['kv_cache_tokens']:,}",
+            f"{plan['max_concurrency']:,.2f}",
+            f"{plan['estimated_max_model_len']:,}",
+        )
+    print_rich(table)
