@@ -4,6 +4,7 @@ A configuration that is not understood is refused with the fields that say so, n
 unless that is asked for.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -144,8 +145,11 @@ class ModelProfile(FileSchema, frozen=True, kw_only=True):
     config: dict[str, Any]
 
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,95})?")
+
+
 def load_model(reference: str, *, assume_standard: bool = False) -> ModelSpec:
-    """Read a model by the name of a profile, by the Hub id in one, by a `config.json`, or by a folder with one.
+    """Read a model by a profile's name or Hub id, a `config.json`, a folder with one, a GGUF file, or a Hub id.
 
     Args:
         reference: What was typed.
@@ -153,18 +157,21 @@ def load_model(reference: str, *, assume_standard: bool = False) -> ModelSpec:
 
     Raises:
         ConfigError: There is no such model, it is damaged, or its configuration is not understood.
+        DeviceError: It is one of the Hugging Face Hub, which cannot be reached from here.
     """
     from kvplan.model_config import model_from_config
 
     path = Path(reference)
     is_path = path.name != reference or path.suffix == ".json"
     if path.suffix.lower() == ".gguf":
-        raise ConfigError("GGUF files are not read yet", where=reference, hint="name a profile or a config.json")
+        from kvplan.gguf_model import load_gguf_model
+
+        return load_gguf_model(path)
     profile = None if is_path else try_find_profile("models", reference)
     if profile is not None:
         return load_model_profile(profile)
     if path.is_dir():
-        return _from_folder(path, assume_standard=assume_standard)
+        return model_from_folder(path, name=path.resolve().name, assume_standard=assume_standard)
     if path.is_file() or path.suffix == ".json":
         name = path.parent.resolve().name if path.name == "config.json" else path.stem
         config = load_json_object(path, name=reference)
@@ -172,6 +179,10 @@ def load_model(reference: str, *, assume_standard: bool = False) -> ModelSpec:
     for profile in find_profiles("models").values() if "/" in reference else ():
         if load_yaml(profile.path, ModelProfile, name=str(profile.path)).hub_id.lower() == reference.lower():
             return load_model_profile(profile)
+    if _HUB_ID.fullmatch(reference):
+        from kvplan.hub import load_hub_model
+
+        return load_hub_model(reference, assume_standard=assume_standard)
     raise _no_such_model(reference)
 
 
@@ -188,15 +199,19 @@ def load_model_profile(profile: Profile) -> ModelSpec:
     return model_from_config(data.config, name=profile.name, source=f"{source}: config", refuse_unread_keys=True)
 
 
-def _from_folder(folder: Path, *, assume_standard: bool) -> ModelSpec:
+def model_from_folder(folder: Path, *, name: str, assume_standard: bool = False) -> ModelSpec:
+    """Read a model from a folder as `save_pretrained` writes it, with or without its weights.
+
+    Raises:
+        ConfigError: A file is missing or damaged, or the configuration is not understood.
+    """
     from kvplan.model_config import model_from_config
 
     config_path = folder / "config.json"
     if not config_path.is_file():
         raise ConfigError("this folder holds no config.json", where=str(folder))
     config = load_json_object(config_path, name=str(config_path))
-    name, source = folder.resolve().name, str(config_path)
-    model = model_from_config(config, name=name, source=source, assume_standard=assume_standard)
+    model = model_from_config(config, name=name, source=str(config_path), assume_standard=assume_standard)
     stored = read_stored_weights(folder, float32=model.checkpoint_float32)
     return replace(_with_outside_quantization(model, folder), stored_weights=stored)
 
@@ -223,11 +238,7 @@ def _with_outside_quantization(model: ModelSpec, folder: Path) -> ModelSpec:
 def _no_such_model(reference: str) -> ConfigError:
     profiles = find_profiles("models")
     if "/" in reference:
-        return ConfigError(
-            "no such file or folder",
-            where=reference,
-            hint="models on the Hugging Face Hub are not fetched yet: download its config.json and name that file",
-        )
+        return ConfigError("no such file or folder", where=reference, hint="kvplan profiles list models")
     return ConfigError(
         f"no model profile, file or folder named {reference!r}{did_you_mean(reference, profiles)}",
         hint="kvplan profiles list models",

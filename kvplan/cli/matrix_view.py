@@ -27,17 +27,14 @@ def _print_table(document: dict[str, Any]) -> None:
 
     table = Table(header_style="dim", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for axis in document["axes"]:
-        table.add_column(axis, no_wrap=True)
+        table.add_column(axis, overflow="fold")
     table.add_column("verdict", no_wrap=True)
-    for heading in ("GPUs", "weights", "KV cache", "blocks", "tokens", "requests", "longest that fits"):
+    for heading in ("KV cache", "blocks", "tokens", "requests", "longest"):
         table.add_column(heading, justify="right", no_wrap=True)
     for plan in document["plans"]:
-        weights = plan["weights_bytes"]
         table.add_row(
             *(plan[axis] for axis in document["axes"]),
             _VERDICTS[plan["verdict"]],
-            f"{plan['gpus']:,}",
-            "–" if weights is None else format_bytes(weights),
             format_bytes(plan["available_kv_bytes"]),
             f"{plan['num_blocks']:,}",
             f"{plan['kv_cache_tokens']:,}",

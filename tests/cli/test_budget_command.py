@@ -388,7 +388,7 @@ BAD = [
     ("nosuchmodel --available-kv 1GiB", "no model profile, file or folder named 'nosuchmodel'"),
     ("lama-3.1-8b --available-kv 1GiB", "did you mean 'llama-3.1-8b'?"),
     ("./missing/config.json --available-kv 1GiB", "missing/config.json: no such file"),
-    ("meta-llama/Llama-3.1-8B --available-kv 1GiB", "meta-llama/Llama-3.1-8B: no such file or folder"),
+    ("a/b/c --available-kv 1GiB", "a/b/c: no such file or folder"),
     ("llama-3.1-8b --gpu h101", "--gpu: no GPU profile named 'h101'; did you mean 'h100'?"),
     ("llama-3.1-8b --gpu l4 --gpu-memory 24GiB", "--gpu and --gpu-memory both say which card it is"),
     ("llama-3.1-8b --available-kv 0", "--available-kv: expected a size greater than 0, got '0'"),
