@@ -1,7 +1,8 @@
 """Where every byte of a GPU goes: named parts that add up to the card exactly."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvengine.errors import ConfigError
 from kvengine.units import format_bytes
@@ -36,46 +37,58 @@ class Part:
 class MemoryBudget:
     """A card's parts. `total_bytes == sum(part.size_bytes for part in parts)`, exactly.
 
-    Parts: `driver_reserve`, `outside_utilization`, `weights`, `overhead` and `kv_cache`; `not_modelled` where the KV
-    memory was given and the rest of the card was not asked for; `shortfall`, negative, where weights and overhead
-    alone are more than the engine may take.
+    Parts: `driver_reserve`, `outside_utilization` and what is known to come out of it, `weights` and what is loaded
+    with them, what else the engine takes before it sizes the cache (`overhead` where it was given as one), and
+    `kv_cache`; `not_modelled` where the KV memory was given and the rest of the card was not asked for; `shortfall`,
+    negative, where the engine's parts alone are more than it may take.
     """
 
     total_bytes: int
     parts: tuple[Part, ...]
     available_kv: Amount
+    charged: tuple[Part, ...] = ()
+    """Those that the engine takes off its share of the card before it sizes the KV cache."""
 
     @property
     def shortfall_bytes(self) -> int:
-        """Bytes that weights and overhead need beyond what the engine may take; 0 when they fit."""
+        """Bytes that the engine's parts need beyond what it may take; 0 when they fit."""
         return -sum(part.size_bytes for part in self.parts if part.name == "shortfall")
 
 
-def divide_memory(gpu: GpuSpec, fraction: MemoryFraction, *, weights: Amount, overhead: Amount) -> MemoryBudget:
-    """Give an engine its fraction of a card and see what weights and overhead leave for the KV cache.
+def divide_memory(
+    gpu: GpuSpec, fraction: MemoryFraction, charged: Sequence[Part], *, outside: Sequence[Part] = ()
+) -> MemoryBudget:
+    """Give an engine its fraction of a card and see what its parts leave for the KV cache.
 
     Worked value: 81,559 MiB, 0.92 of it, 14.96 GiB of weights and 6 GiB of overhead leave 56,173,516,555 bytes.
+
+    Args:
+        gpu: The card.
+        fraction: What the engine takes of it.
+        charged: What it takes off that before it sizes the cache, weights included.
+        outside: What comes out of the rest, as far as that reaches.
     """
     reserve = gpu.driver_reserve
     taken = _taken(gpu.total_bytes - reserve.size_bytes, fraction)
-    left = taken - weights.size_bytes - overhead.size_bytes
+    left = taken - sum(part.size_bytes for part in charged)
     available = Amount(
         size_bytes=max(0, left),
-        low_bytes=max(0, _left(gpu, fraction, reserve.high_bytes, weights.high_bytes, overhead.high_bytes)),
-        high_bytes=max(0, _left(gpu, fraction, reserve.low_bytes, weights.low_bytes, overhead.low_bytes)),
-        evidence=least_sure(reserve, weights, overhead),
+        low_bytes=max(0, _least(gpu, fraction, charged)),
+        high_bytes=max(0, _most(gpu, fraction, charged)),
+        evidence=least_sure(reserve, *(part.amount for part in charged)),
     )
-    outside = gpu.total_bytes - reserve.size_bytes - taken
+    rest = _within(outside, gpu.total_bytes - reserve.size_bytes - taken)
+    unused = gpu.total_bytes - reserve.size_bytes - taken - sum(part.size_bytes for part in rest)
     parts = [
         *([Part(name="driver_reserve", amount=reserve)] if reserve.high_bytes else []),
-        Part(name="outside_utilization", amount=sure(outside, Evidence.GIVEN)),
-        Part(name="weights", amount=weights),
-        Part(name="overhead", amount=overhead),
+        Part(name="outside_utilization", amount=sure(unused, Evidence.GIVEN)),
+        *rest,
+        *charged,
         Part(name="kv_cache", amount=available),
     ]
     if left < 0:
         parts.append(Part(name="shortfall", amount=sure(left, available.evidence)))
-    return _checked(gpu.total_bytes, parts, available)
+    return _checked(gpu.total_bytes, parts, available, charged=tuple(charged))
 
 
 def given_kv(available_bytes: int, gpu: GpuSpec | None) -> MemoryBudget:
@@ -107,8 +120,26 @@ def least_sure(*amounts: Amount) -> Evidence:
     return max(counted, key=_SURENESS.index, default=Evidence.GIVEN)
 
 
-def _left(gpu: GpuSpec, fraction: MemoryFraction, reserve: int, weights: int, overhead: int) -> int:
-    return _taken(gpu.total_bytes - reserve, fraction) - weights - overhead
+def _least(gpu: GpuSpec, fraction: MemoryFraction, charged: Sequence[Part]) -> int:
+    taken = _taken(gpu.total_bytes - gpu.driver_reserve.high_bytes, fraction)
+    return taken - sum(part.amount.high_bytes for part in charged)
+
+
+def _most(gpu: GpuSpec, fraction: MemoryFraction, charged: Sequence[Part]) -> int:
+    taken = _taken(gpu.total_bytes - gpu.driver_reserve.low_bytes, fraction)
+    return taken - sum(part.amount.low_bytes for part in charged)
+
+
+def _within(parts: Sequence[Part], room_bytes: int) -> list[Part]:
+    """Cut parts to the room that there is for them, in order."""
+    fitted = []
+    for part in parts:
+        low, likely, high = (
+            min(size, room_bytes) for size in (part.amount.low_bytes, part.size_bytes, part.amount.high_bytes)
+        )
+        fitted.append(replace(part, amount=replace(part.amount, low_bytes=low, size_bytes=likely, high_bytes=high)))
+        room_bytes -= likely
+    return fitted
 
 
 def _taken(process_bytes: int, fraction: MemoryFraction) -> int:
@@ -116,8 +147,8 @@ def _taken(process_bytes: int, fraction: MemoryFraction) -> int:
     return min(process_bytes, math.ceil(process_bytes * fraction.of_total))
 
 
-def _checked(total_bytes: int, parts: list[Part], available: Amount) -> MemoryBudget:
-    budget = MemoryBudget(total_bytes=total_bytes, parts=tuple(parts), available_kv=available)
+def _checked(total_bytes: int, parts: list[Part], available: Amount, *, charged: tuple[Part, ...] = ()) -> MemoryBudget:
+    budget = MemoryBudget(total_bytes=total_bytes, parts=tuple(parts), available_kv=available, charged=charged)
     accounted = sum(part.size_bytes for part in budget.parts)
     assert total_bytes == accounted, f"parts add up to {accounted}, the card has {total_bytes}"
     return budget

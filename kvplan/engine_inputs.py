@@ -44,6 +44,8 @@ class EngineInputs:
     hybrid_manager: bool | None = None
     """Whether windows free what they no longer reach."""
     speculative_tokens: int = 0
+    enforce_eager: bool = False
+    """No CUDA graphs."""
 
     @property
     def seqs_limit(self) -> int:

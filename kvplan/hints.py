@@ -113,9 +113,9 @@ def _smaller_blocks(plan: Plan) -> Iterator[_Change]:
 def _more_of_the_card(plan: Plan) -> Iterator[_Change]:
     memory = plan.inputs.memory
     needs = needs_of(plan)
-    if needs.utilization is None or needs.utilization > _HIGHEST_UTILIZATION:
+    if memory.gpu is None or needs.utilization is None or needs.utilization > _HIGHEST_UTILIZATION:
         return
-    fraction = math.ceil(max(needs.utilization, memory.fraction.of_total) * 100) / 100
+    fraction = math.ceil(max(needs.utilization, plan.inputs.fraction_of(memory.gpu).of_total) * 100) / 100
     option = f"--gpu-memory-utilization {fraction}"
     yield _Change(
         option=option, inputs=replace(plan.inputs, memory=replace(memory, fraction=MemoryFraction(of_total=fraction)))

@@ -1,10 +1,13 @@
 """The budget solved backwards: from the requests that shall fit to the memory that they need."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.baselines import Design
-from kvplan.plan import Plan, demand_counts
+from kvplan.gpu_spec import GpuSpec
+from kvplan.plan import Plan, demand_counts, make_plan
+
+_MOST_TRIES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +31,37 @@ def needs_of(plan: Plan) -> Needs:
         blocks = max(blocks, _demand_blocks(plan))
     blocks += capacity.engine.null_blocks
     available = blocks * capacity.block_bytes
-    others = {part.name: part.amount.high_bytes for part in plan.budget.parts if part.name in ("weights", "overhead")}
     gpu = inputs.memory.gpu
-    if gpu is None or not others:
+    if gpu is None or not plan.budget.charged:
         return Needs(blocks=blocks, available_kv_bytes=available, gpu_memory_bytes=None, utilization=None)
-    taken, reserve = available + sum(others.values()), gpu.driver_reserve.high_bytes
+    taken = available + _charged_at_worst(plan)
     return Needs(
         blocks=blocks,
         available_kv_bytes=available,
-        gpu_memory_bytes=math.ceil(taken / inputs.memory.fraction.of_total) + reserve,
-        utilization=taken / (gpu.total_bytes - reserve),
+        gpu_memory_bytes=_needed_card(plan, gpu, available),
+        utilization=taken / (gpu.total_bytes - gpu.driver_reserve.high_bytes),
     )
+
+
+def _needed_card(plan: Plan, gpu: GpuSpec, available_bytes: int) -> int:
+    """Return the smallest card of a kind that leaves so much, with estimates at their worst.
+
+    What an engine takes grows with the card, so a card is tried, and with what it takes the next, until one is enough.
+    """
+    size_bytes = 0
+    for _ in range(_MOST_TRIES):
+        fraction = plan.inputs.fraction_of(gpu).of_total
+        needed = math.ceil((available_bytes + _charged_at_worst(plan)) / fraction) + gpu.driver_reserve.high_bytes
+        if needed <= size_bytes:
+            break
+        size_bytes = needed
+        gpu = replace(gpu, total_bytes=size_bytes)
+        plan = make_plan(replace(plan.inputs, memory=replace(plan.inputs.memory, gpu=gpu)))
+    return size_bytes
+
+
+def _charged_at_worst(plan: Plan) -> int:
+    return sum(part.amount.high_bytes for part in plan.budget.charged)
 
 
 def _demand_blocks(plan: Plan) -> int:

@@ -7,29 +7,16 @@ from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
 from kvengine.units import cdiv, format_bytes
 from kvplan.baselines import Baseline, Design, compare_designs, paged_baseline
-from kvplan.budget import MemoryBudget, MemoryFraction, divide_memory, given_kv
+from kvplan.budget import MemoryBudget, MemoryFraction, Part, divide_memory, given_kv
 from kvplan.capacity import Capacity, EngineKind
 from kvplan.demand import Demand, DemandKind, full_length_demand
 from kvplan.engine_inputs import EngineInputs
-from kvplan.estimate import Amount, Evidence, sure
+from kvplan.estimate import Evidence, sure
 from kvplan.gpu_spec import GpuSpec
-from kvplan.kv_layout.rules import Version
+from kvplan.memory_parts import counts_encoder, default_share, largest_step, parts_of_loading, parts_of_start
 from kvplan.model_spec import ModelSpec
-from kvplan.overhead import LARGE_CARD_BYTES, estimate_overhead
 from kvplan.pool import RankPool, caches_prefixes, rank_pool
 from kvplan.weights import rank_weights
-
-DEFAULT_FRACTION = MemoryFraction(of_total=0.92)
-"""vLLM 0.32's."""
-_OLDER_FRACTION, _STATIC_FRACTION = MemoryFraction(of_total=0.9), MemoryFraction(of_total=0.88)
-"""vLLM's before 0.20, and what SGLang starts from."""
-
-
-def default_fraction(engine: EngineKind, version: Version | None) -> MemoryFraction:
-    """Return the share of a card that an engine takes where none is given."""
-    if engine is EngineKind.SGLANG:
-        return _STATIC_FRACTION
-    return _OLDER_FRACTION if version is not None and version < (0, 20, 0) else DEFAULT_FRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +24,8 @@ class MemoryInputs:
     """What is said about memory. None means: work it out."""
 
     gpu: GpuSpec | None = None
-    fraction: MemoryFraction = DEFAULT_FRACTION
+    fraction: MemoryFraction | None = None
+    """The engine's share of the card."""
     weights_bytes: int | None = None
     """On one GPU."""
     overhead_bytes: int | None = None
@@ -55,6 +43,10 @@ class PlanInputs:
     engine: EngineInputs = field(default_factory=EngineInputs)
     demand: Demand | None = None
     """None when no requests were described."""
+
+    def fraction_of(self, gpu: GpuSpec) -> MemoryFraction:
+        """Return the engine's share of a card: the one that was given, else its default."""
+        return self.memory.fraction or MemoryFraction(of_total=default_share(self.model, self.engine, gpu))
 
 
 class Outcome(StrEnum):
@@ -188,37 +180,37 @@ def _budget(inputs: PlanInputs, pool: RankPool, stage: int) -> MemoryBudget:
         return given_kv(pool.fill(0).available_bytes, None)
     if memory.gpu is None:
         raise ConfigError("the memory is not known", hint="--gpu h100-sxm, --gpu-memory 80GiB or --available-kv 40GiB")
+    fraction = inputs.fraction_of(memory.gpu)
+    card = parts_of_start(
+        inputs.model, engine, memory.gpu, fraction=fraction.of_total, max_model_len=longest_asked(inputs)
+    )
+    others, outside = card.charged, card.outside
+    if memory.overhead_bytes is not None:
+        others, outside = (Part(name="overhead", amount=sure(memory.overhead_bytes, Evidence.GIVEN)),), ()
+    return divide_memory(memory.gpu, fraction, (*_loaded(inputs, memory.gpu, stage), *others), outside=outside)
+
+
+def _loaded(inputs: PlanInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:
+    """Return the weights of one GPU and what is loaded with them."""
+    memory, engine, model = inputs.memory, inputs.engine, inputs.model
+    if counts_encoder(model, engine):
+        model = replace(model, weights_unknown="")
     weights = rank_weights(
-        inputs.model,
+        model,
         engine.parallel,
         stage,
-        dtype=engine.dtype or inputs.model.dtype,
+        dtype=engine.dtype or model.dtype,
         given_bytes=memory.weights_bytes,
         quantization=engine.quantization,
         with_drafts=engine.speculative_tokens > 0,
     )
-    return divide_memory(memory.gpu, memory.fraction, weights=weights, overhead=_overhead(inputs, memory.gpu))
-
-
-def _overhead(inputs: PlanInputs, gpu: GpuSpec) -> Amount:
-    """Return all that is neither weights nor KV on one GPU."""
-    engine = inputs.engine
-    if inputs.memory.overhead_bytes is not None:
-        return sure(inputs.memory.overhead_bytes, Evidence.GIVEN)
-    return estimate_overhead(
-        inputs.model.geometry,
-        card_bytes=gpu.total_bytes,
-        tensor_parallel=engine.tensor_parallel,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-    )
+    beside = parts_of_loading(model, engine, gpu, stage) if memory.weights_bytes is None else ()
+    return (Part(name="weights", amount=weights), *beside)
 
 
 def step_tokens(inputs: PlanInputs) -> int:
-    """Return the most tokens of a step: as was asked, else what vLLM's server takes on such a card."""
-    gpu = inputs.memory.gpu
-    is_large = gpu is None or gpu.total_bytes >= LARGE_CARD_BYTES
-    return inputs.engine.max_num_batched_tokens or (8192 if is_large else 2048)
+    """Return the most tokens of a step: as was asked, else what the engine takes on such a card."""
+    return largest_step(inputs.model, inputs.engine, inputs.memory.gpu, max_model_len=longest_asked(inputs))
 
 
 def longest_asked(inputs: PlanInputs) -> int:

@@ -137,10 +137,9 @@ def _memory_inputs(options: BudgetOptions, engine: "EngineKind") -> "MemoryInput
     )
 
 
-def _fraction(options: BudgetOptions, engine: "EngineKind") -> "MemoryFraction":
+def _fraction(options: BudgetOptions, engine: "EngineKind") -> "MemoryFraction | None":
     from kvplan.budget import MemoryFraction
     from kvplan.capacity import EngineKind
-    from kvplan.plan import default_fraction
 
     utilization = read_fraction("--gpu-memory-utilization", options.gpu_memory_utilization)
     static = read_fraction("--mem-fraction-static", options.mem_fraction_static)
@@ -152,11 +151,7 @@ def _fraction(options: BudgetOptions, engine: "EngineKind") -> "MemoryFraction":
     if utilization is not None and is_sglang:
         raise ConfigError("it is vLLM's", where="--gpu-memory-utilization", hint="--mem-fraction-static")
     chosen = static if is_sglang else utilization
-    return (
-        default_fraction(engine, _version(options.engine_version))
-        if chosen is None
-        else MemoryFraction(of_total=chosen)
-    )
+    return None if chosen is None else MemoryFraction(of_total=chosen)
 
 
 def _card(gpu: str | None, gpu_memory: str | None, *, needs_card: bool) -> "GpuSpec | None":

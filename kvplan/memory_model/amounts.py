@@ -26,3 +26,8 @@ def largest(amounts: Sequence[Amount]) -> Amount:
 def exactly(size_bytes: int) -> Amount:
     """Return a term that has no range of its own."""
     return estimated(size_bytes, size_bytes, size_bytes)
+
+
+def scaled(amount: Amount, factor: float) -> Amount:
+    """Return a share of an amount, in whole bytes."""
+    return estimated(int(amount.low_bytes * factor), int(amount.size_bytes * factor), int(amount.high_bytes * factor))

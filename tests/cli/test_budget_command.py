@@ -254,11 +254,13 @@ def test_an_estimate_says_so_and_gives_its_range(budget: Budget) -> None:
     document = in_json(budget, "llama-3.1-8b --gpu h100-sxm")
 
     parts = {part["name"]: part for part in document["parts"]}
-    assert parts["overhead"]["evidence"] == "estimated"
-    assert parts["overhead"]["low"] < parts["overhead"]["bytes"] < parts["overhead"]["high"]
+    assert parts["activation_peak"]["evidence"] == "estimated"
+    assert parts["activation_peak"]["low"] < parts["activation_peak"]["bytes"] < parts["activation_peak"]["high"]
     assert document["available_kv"]["evidence"] == "estimated"
     assert document["available_kv"]["low"] < document["available_kv"]["bytes"] < document["available_kv"]["high"]
-    assert re.search(r"overhead .* estimated, [\d.]+ to [\d.]+ GiB", in_table(budget, "llama-3.1-8b --gpu h100-sxm"))
+    assert re.search(
+        r"CUDA graphs .* estimated, [\d.]+ MiB to [\d.]+ GiB", in_table(budget, "llama-3.1-8b --gpu h100-sxm")
+    )
 
 
 def test_a_length_inside_the_range_is_marginal_and_fails_only_if_strict(budget: Budget) -> None:

@@ -159,7 +159,8 @@ def test_capacity_never_rises_with_the_longest_length(given_inputs: PlanInputs, 
         for length in sorted((one, other))
     )
 
-    assert longer.capacity.num_blocks == shorter.capacity.num_blocks
+    # A step holds no more than its requests: with short ones it is smaller, and leaves more.
+    assert longer.capacity.num_blocks <= shorter.capacity.num_blocks
     assert longer.capacity.max_concurrency <= shorter.capacity.max_concurrency
     for design in Design:
         assert longer.baselines[design].requests <= shorter.baselines[design].requests

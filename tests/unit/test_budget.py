@@ -3,7 +3,7 @@
 import pytest
 
 from kvengine.errors import ConfigError
-from kvplan.budget import MemoryBudget, MemoryFraction, divide_memory, given_kv, least_sure
+from kvplan.budget import MemoryBudget, MemoryFraction, Part, divide_memory, given_kv, least_sure
 from kvplan.estimate import Evidence, estimated, sure
 from kvplan.gpu_spec import GpuSpec, gpu_of_size
 
@@ -16,8 +16,10 @@ def given_sizes(gpu: GpuSpec, fraction: float, weights: int, overhead: int) -> M
     return divide_memory(
         gpu,
         MemoryFraction(of_total=fraction),
-        weights=sure(weights, Evidence.GIVEN),
-        overhead=sure(overhead, Evidence.GIVEN),
+        [
+            Part(name="weights", amount=sure(weights, Evidence.GIVEN)),
+            Part(name="overhead", amount=sure(overhead, Evidence.GIVEN)),
+        ],
     )
 
 
@@ -58,14 +60,32 @@ def test_ranges_of_parts_become_the_range_of_the_rest() -> None:
     budget = divide_memory(
         gpu,
         MemoryFraction(of_total=1.0),
-        weights=estimated(400, 500, 550),
-        overhead=estimated(50, 100, 300),
+        [Part(name="weights", amount=estimated(400, 500, 550)), Part(name="overhead", amount=estimated(50, 100, 300))],
     )
 
     # 1000 - 20 - 500 - 100; worst 1000 - 40 - 550 - 300; best 1000 - 10 - 400 - 50.
     available = budget.available_kv
     assert (available.size_bytes, available.low_bytes, available.high_bytes) == (380, 110, 540)
     assert available.evidence is Evidence.ESTIMATED
+
+
+def test_what_comes_out_of_the_rest_of_the_card_is_no_more_than_there_is() -> None:
+    graphs, others = (
+        Part(name="cuda_graphs", amount=estimated(10, 60, 90)),
+        Part(name="others", amount=estimated(50, 70, 80)),
+    )
+
+    def rest(card_bytes: int) -> dict[str, tuple[int, int, int]]:
+        budget = divide_memory(gpu_of_size(card_bytes), MemoryFraction(of_total=0.9), [], outside=[graphs, others])
+        return {
+            part.name: (part.amount.low_bytes, part.size_bytes, part.amount.high_bytes)
+            for part in budget.parts
+            if part.name != "kv_cache"
+        }
+
+    # A tenth of 2,000 bytes holds both; a tenth of 1,000 holds the first and 40 of the second.
+    assert rest(2000) == {"outside_utilization": (70, 70, 70), "cuda_graphs": (10, 60, 90), "others": (50, 70, 80)}
+    assert rest(1000) == {"outside_utilization": (0, 0, 0), "cuda_graphs": (10, 60, 90), "others": (40, 40, 40)}
 
 
 def test_given_kv_memory_leaves_the_rest_of_the_card_alone() -> None:

@@ -103,8 +103,8 @@ def on_a_card(card_bytes: int, **memory: Any) -> Plan:
 
 
 def test_a_plan_is_marginal_where_the_range_straddles_the_need() -> None:
-    # Overhead of this model is 0.2 to 1.5 GiB, 0.5 GiB likely; 5 KiB are needed.
-    assert on_a_card(2 * GIB).verdict.outcome is Outcome.FITS
+    # Beside this model's weights 0.3 to 1.8 GiB and 2.6 % of the card are taken, 0.7 GiB likely; 5 KiB are needed.
+    assert on_a_card(3 * GIB).verdict.outcome is Outcome.FITS
     assert on_a_card(GIB).verdict.outcome is Outcome.MARGINAL
     assert on_a_card(GIB // 2).verdict.outcome is Outcome.MARGINAL
     assert on_a_card(GIB // 6).verdict.outcome is Outcome.DOES_NOT_FIT

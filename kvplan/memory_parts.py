@@ -1,0 +1,131 @@
+"""The parts of a card beside weights and KV cache, as the memory model sees an engine's start."""
+
+from dataclasses import dataclass
+
+from kvplan.budget import Part
+from kvplan.capacity import EngineKind
+from kvplan.engine_inputs import EngineInputs
+from kvplan.estimate import Amount
+from kvplan.gpu_spec import GpuSpec
+from kvplan.memory_model.amounts import scaled
+from kvplan.memory_model.constants import sglang_constants, vllm_constants
+from kvplan.memory_model.loading import absorbed_projections, expert_padding
+from kvplan.memory_model.sglang import LATEST_SGLANG, SglangStart, before_load, default_static_fraction
+from kvplan.memory_model.start import LATEST, Card, EngineStart, default_utilization, step_limits
+from kvplan.memory_model.vllm import cuda_graphs, graphs_are_charged, vllm_parts
+from kvplan.model_spec import ModelSpec
+from kvplan.parameters import Role
+
+_UNNAMED_CARD_BYTES = 80 * 2**30
+"""Where no card is named, steps are those of a large one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardParts:
+    """Parts of one GPU."""
+
+    charged: tuple[Part, ...]
+    """What the engine takes off its share before it sizes the KV cache."""
+    outside: tuple[Part, ...] = ()
+    """What comes out of the rest of the card."""
+
+
+def parts_of_start(
+    model: ModelSpec, engine: EngineInputs, gpu: GpuSpec, *, fraction: float, max_model_len: int
+) -> CardParts:
+    """Return what an engine takes of one GPU besides weights and KV cache.
+
+    Args:
+        model: The model.
+        engine: How the engine is started.
+        gpu: The card.
+        fraction: The engine's share of it.
+        max_model_len: The longest request.
+    """
+    if engine.engine is EngineKind.SGLANG:
+        gone = before_load(_sglang_start(model, engine, gpu), sglang_constants())
+        return CardParts(charged=(Part(name="before_load", amount=scaled(gone, fraction)),))
+    start, constants = engine_start(engine, gpu, max_model_len=max_model_len), vllm_constants()
+    charged = tuple(Part(name=part.name, amount=part.amount) for part in vllm_parts(start, model.step, constants))
+    if graphs_are_charged(start) or start.enforce_eager:
+        return CardParts(charged=charged)
+    return CardParts(charged=charged, outside=(Part(name="cuda_graphs", amount=cuda_graphs(start, constants)),))
+
+
+def parts_of_loading(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:
+    """Return what one GPU loads beside the language model's weights: an image encoder, padding, products of weights."""
+    found: list[tuple[str, Amount]] = []
+    stored_as = engine.quantization or model.quantization
+    if counts_encoder(model, engine) and model.step.encoder is not None:
+        found.append(("image_encoder", model.step.encoder.weights(engine.tensor_parallel)))
+    if engine.engine is EngineKind.VLLM:
+        method = stored_as.method if stored_as else ""
+        found.append(("expert_padding", expert_padding(model.step, _expert_bytes(model, engine, stage), method=method)))
+        start = engine_start(engine, gpu, max_model_len=model.max_model_len)
+        found.append(("absorbed_weights", absorbed_projections(start, model.step, is_fp8="fp8" in method)))
+    return tuple(Part(name=name, amount=amount) for name, amount in found if amount.high_bytes)
+
+
+def counts_encoder(model: ModelSpec, engine: EngineInputs) -> bool:
+    """Whether the encoder's weights come on top: where they are worked out, not read from files that hold them too."""
+    return model.step.encoder is not None and (model.stored_weights is None or engine.quantization is not None)
+
+
+def default_share(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> float:
+    """Return the share of a card that an engine takes where none is given."""
+    if engine.engine is EngineKind.SGLANG:
+        return default_static_fraction(_sglang_start(model, engine, gpu))
+    return default_utilization(engine.version or LATEST)
+
+
+def largest_step(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec | None, *, max_model_len: int) -> int:
+    """Return the most tokens of a step: as was asked, else what the engine takes on such a card."""
+    return step_limits(engine_start(engine, gpu, max_model_len=max_model_len), model.step).num_tokens
+
+
+def engine_start(engine: EngineInputs, gpu: GpuSpec | None, *, max_model_len: int) -> EngineStart:
+    """Return a start of vLLM; the textbook engine starts as its latest version."""
+    version = engine.version if engine.engine is EngineKind.VLLM else None
+    return EngineStart(
+        card=_card(gpu),
+        max_model_len=max_model_len,
+        version=version or LATEST,
+        tensor_parallel=engine.tensor_parallel,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        enforce_eager=engine.enforce_eager,
+        speculative_tokens=engine.speculative_tokens,
+    )
+
+
+def _card(gpu: GpuSpec | None) -> Card:
+    if gpu is None:
+        return Card(process_bytes=_UNNAMED_CARD_BYTES)
+    return Card(
+        name=gpu.name,
+        process_bytes=gpu.process_bytes,
+        compute_capability=gpu.compute_capability,
+        is_unified=gpu.is_unified,
+    )
+
+
+def _sglang_start(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> SglangStart:
+    return SglangStart(
+        card_bytes=gpu.total_bytes,
+        version=engine.version or LATEST_SGLANG,
+        tensor_parallel=engine.tensor_parallel * engine.pipeline_parallel,
+        speculative=engine.speculative_tokens > 0,
+        is_latent=model.step.latent is not None,
+        encoder=model.step.encoder,
+    )
+
+
+def _expert_bytes(model: ModelSpec, engine: EngineInputs, stage: int) -> int:
+    stored_as = engine.quantization or model.quantization
+    if model.weights is None or stored_as is None:
+        return 0
+    return model.weights.stage_amount(
+        engine.parallel,
+        stage,
+        lambda role, params: stored_as.size_bytes(role, params, plain_bytes=2) if role is Role.EXPERT else 0,
+    )
