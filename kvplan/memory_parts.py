@@ -43,7 +43,7 @@ def parts_of_start(
         max_model_len: The longest request.
     """
     if engine.engine is EngineKind.SGLANG:
-        gone = before_load(_sglang_start(model, engine, gpu), sglang_constants())
+        gone = before_load(sglang_start(model, engine, gpu), sglang_constants())
         return CardParts(charged=(Part(name="before_load", amount=scaled(gone, fraction)),))
     start, constants = engine_start(engine, gpu, max_model_len=max_model_len), vllm_constants()
     charged = tuple(Part(name=part.name, amount=part.amount) for part in vllm_parts(start, model.step, constants))
@@ -74,7 +74,7 @@ def counts_encoder(model: ModelSpec, engine: EngineInputs) -> bool:
 def default_share(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> float:
     """Return the share of a card that an engine takes where none is given."""
     if engine.engine is EngineKind.SGLANG:
-        return default_static_fraction(_sglang_start(model, engine, gpu))
+        return default_static_fraction(sglang_start(model, engine, gpu))
     return default_utilization(engine.version or LATEST)
 
 
@@ -109,7 +109,8 @@ def _card(gpu: GpuSpec | None) -> Card:
     )
 
 
-def _sglang_start(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> SglangStart:
+def sglang_start(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> SglangStart:
+    """Return a start of SGLang."""
     return SglangStart(
         card_bytes=gpu.total_bytes,
         version=engine.version or LATEST_SGLANG,

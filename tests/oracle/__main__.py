@@ -108,6 +108,7 @@ def _record(outcome: Outcome) -> dict[str, object]:
     return {
         "case": outcome.case,
         "passed": outcome.passed,
+        "note": outcome.note or None,
         "apart": outcome.apart or None,
         "unsupported": outcome.unsupported or None,
         "mismatches": differences,

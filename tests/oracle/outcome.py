@@ -28,6 +28,8 @@ class Outcome:
     mismatches: tuple[Mismatch, ...] = ()
     unsupported: str = ""
     """What the case needs and the product does not have; such a case has failed."""
+    note: str = ""
+    """What is said of the case whether it passed or not."""
     apart: str = ""
     """Why the case alone proves little, in a word; such cases are counted by themselves."""
 
@@ -36,6 +38,8 @@ class Outcome:
         return not self.mismatches and not self.unsupported
 
     def lines(self) -> Iterable[str]:
+        if self.note:
+            yield self.note
         if self.unsupported:
             yield f"FAILED {self.case}: {self.unsupported}"
         for mismatch in self.mismatches[:MAX_MISMATCHES_SHOWN]:

@@ -1,0 +1,1 @@
+"""Tools that make files of the project; not part of the package."""
