@@ -30,6 +30,7 @@ _MAX_LEN_KEYS = (
 _UNLIMITED_MAX_LEN = 2048
 """What vLLM assumes of a model whose configuration states no longest context."""
 _INNER_KEYS = ("text_config", "language_config", "llm_config")
+_MAX_NESTING = 4
 _MAX_LAYERS = 10_000
 _MAX_HEADS = 65_536
 
@@ -55,7 +56,7 @@ def model_from_config(
         ConfigError: A key is damaged or missing, or the configuration is not understood.
     """
     outer = ConfigReader(config, source)
-    plain, inner_type = _language_part(outer, config)
+    plain, inner_type = _language_part(outer)
     model_type, family, assumption = _family(plain, inner_type, assume_standard=assume_standard)
     reader = plain.with_defaults(family.defaults, family.nested_defaults)
     geometry = _geometry(reader, family)
@@ -94,12 +95,18 @@ def model_from_config(
     return model
 
 
-def _language_part(outer: ConfigReader, config: Mapping[str, object]) -> tuple[ConfigReader, str]:
-    """Return the object that describes the language model, and its type where it does not say one."""
-    inner_key, inner_type = NESTED.get(outer.text("model_type") or "", ("", ""))
-    if isinstance(config.get(inner_key), Mapping):
-        return outer.nested(inner_key), inner_type
-    return outer, ""
+def _language_part(outer: ConfigReader) -> tuple[ConfigReader, str]:
+    """Return the object that describes the language model, and its type where it does not say one.
+
+    An object may hold another in its turn: `thinker_config` and in it `text_config`.
+    """
+    reader, inner_type = outer, ""
+    for _ in range(_MAX_NESTING):
+        key, default = NESTED.get(reader.text("model_type") or inner_type, ("", ""))
+        if not key or not isinstance(reader.get(key), Mapping):
+            break
+        reader, inner_type = reader.nested(key), default
+    return reader, inner_type
 
 
 def _family(reader: ConfigReader, inner_type: str, *, assume_standard: bool) -> tuple[str, Family, str]:

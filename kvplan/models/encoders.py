@@ -41,16 +41,22 @@ def _encoder(shape: ModelShape, attention: Attention, *, norms: int, norm_bias: 
     return layer * layers + (Piece(extra),)
 
 
-def _bart_encoder(shape: ModelShape) -> Pieces:
-    """Positions of both sides have two rows more than the longest length; both embeddings have a norm."""
-    hidden, longest = shape.geometry.hidden_size, shape.geometry.max_model_len
-    positions = 2 * (longest + 2) * hidden
-    return _encoder(shape, _BIASED, norms=2, norm_bias=True, extra=positions + 4 * hidden)
+def _bart_beside(*, rows: int | None, embedding_norms: bool, final_norms: bool) -> Callable[[ModelShape], Pieces]:
+    """Return what BART and its kin have beside the decoder's layers, the encoder included.
 
+    Args:
+        rows: Rows of each side's position table beyond the longest length; None where positions are computed.
+        embedding_norms: Whether each side's embedding has a norm.
+        final_norms: Whether each side ends in a norm.
+    """
 
-def _normed_bart_encoder(shape: ModelShape) -> Pieces:
-    """mBART and its kin have one norm more at the end of each side."""
-    return (*_bart_encoder(shape), Piece(4 * shape.geometry.hidden_size))
+    def beside(shape: ModelShape) -> Pieces:
+        hidden = shape.geometry.hidden_size
+        positions = 0 if rows is None else 2 * (shape.geometry.max_model_len + rows) * hidden
+        norms = 4 * hidden * (int(embedding_norms) + int(final_norms))
+        return _encoder(shape, _BIASED, norms=2, norm_bias=True, extra=positions + norms)
+
+    return beside
 
 
 def _whisper_encoder(shape: ModelShape) -> Pieces:
@@ -99,11 +105,11 @@ _BART = Family(
     final_norms=0,
     norm_bias=True,
     tied=True,
-    beside=_bart_encoder,
+    beside=_bart_beside(rows=2, embedding_norms=True, final_norms=False),
     encoder_tokens=lambda reader: reader.count("max_position_embeddings"),
     ignored=("is_encoder_decoder",),
 )
-_NORMED_BART = replace(_BART, beside=_normed_bart_encoder)
+_T5_LENGTH = {"n_positions": 512}
 _T5 = Family(
     layers=("num_decoder_layers", "num_layers"),
     heads="num_heads",
@@ -136,10 +142,10 @@ def _picture_positions(reader: ConfigReader) -> int:  # noqa: ARG001 - a rule li
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "bart": _BART,
-        "blenderbot": replace(_NORMED_BART, exact=False),
-        "m2m_100": replace(_NORMED_BART, exact=False),
-        "marian": replace(_BART, exact=False),
-        "mbart": _NORMED_BART,
+        "blenderbot": replace(_BART, defaults={}, beside=_bart_beside(rows=0, embedding_norms=False, final_norms=True)),
+        "m2m_100": replace(_BART, defaults={}, beside=_bart_beside(rows=None, embedding_norms=False, final_norms=True)),
+        "marian": replace(_BART, defaults={}, beside=_bart_beside(rows=0, embedding_norms=False, final_norms=False)),
+        "mbart": replace(_BART, beside=_bart_beside(rows=2, embedding_norms=True, final_norms=True)),
         "mllama_text_model": Family(
             defaults=defaults(40, 32, 4096, 14336, 128256, 131072, num_key_value_heads=8),
             kinds=at_layers("cross_attention_layers", LayerKind("cross"), FULL, default=(3, 8, 13, 18, 23, 28, 33, 38)),
@@ -148,10 +154,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             exact=False,
             towers=True,
         ),
-        "mt5": replace(_T5, tied=False),
-        "pegasus": replace(_NORMED_BART, exact=False),
+        "mt5": replace(_T5, defaults=_T5_LENGTH),
+        "pegasus": replace(_BART, beside=_bart_beside(rows=0, embedding_norms=False, final_norms=True)),
         "t5": _T5,
-        "umt5": replace(_T5, exact=False),
+        "umt5": replace(_T5, defaults=_T5_LENGTH, exact=False),
         "whisper": replace(
             _BART,
             defaults={

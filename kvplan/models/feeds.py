@@ -91,5 +91,7 @@ class Experts:
                 return reader.optional_first_count((key,), minimum=0) or 0
             if reader.has_default(key):
                 return reader.count(key)
-        count = reader.optional_first_count(self.shared_count, minimum=0) or 0
-        return count * (reader.optional_first_count(self.shared_width_default) or width)
+        count = reader.optional_first_count(self.shared_count, minimum=0)
+        if count is None and any(reader.has_default(key) for key in self.shared_count):
+            count = reader.first_count(self.shared_count)
+        return (count or 0) * (reader.optional_first_count(self.shared_width_default) or width)

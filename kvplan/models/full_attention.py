@@ -14,7 +14,7 @@ from kvplan.models.family import Family, defaults, drafts_like, key_value_heads
 from kvplan.models.feeds import DENSE, Experts, Mlp
 from kvplan.models.layer_kinds import above_max_window_layers, all_of, if_flagged, if_windowed, listed
 from kvplan.models.shape import FULL, NOTHING, Built, LayerKind, ModelShape
-from kvplan.models.sparse_layers import all_dense, all_sparse, from_layer, usual
+from kvplan.models.sparse_layers import all_dense, all_sparse, from_layer, where_there_are
 from kvplan.models.traits import YES, Flag, QKNorm
 from kvplan.parameters import Piece, Pieces
 
@@ -67,6 +67,8 @@ LLAMA = Family(
     feed=Mlp(bias=Flag(key="mlp_bias")),
     kinds=_IF_WINDOWED,
 )
+_LLAMA_LIKE = replace(LLAMA, defaults={})
+"""Types with Llama's spellings whose own defaults are not known here: keys must be there."""
 MISTRAL = Family(
     defaults=defaults(32, 32, 4096, 14336, 32000, 131072, num_key_value_heads=8, sliding_window=4096),
     kinds=_IF_WINDOWED,
@@ -129,6 +131,31 @@ _GLM4_MOE = Family(
     attention=Attention(qkv_bias=_ATTENTION_BIAS, qk_norm=QKNorm.PER_HEAD, qk_norm_key="use_qk_norm"),
     experts=Experts(count=("n_routed_experts",)),
     drafts=drafts_like("num_nextn_predict_layers", FULL),
+)
+_ERNIE_MOE = Family(
+    defaults=defaults(
+        28,
+        20,
+        2560,
+        12288,
+        103424,
+        131072,
+        num_key_value_heads=4,
+        moe_num_experts=64,
+        moe_intermediate_size=1536,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
+    ),
+    attention=Attention(qkv_bias=Flag(key="use_bias"), output_bias=Flag(key="use_bias")),
+    feed=Mlp(bias=Flag(key="use_bias")),
+    feed_kinds=from_layer("moe_layer_start_index", step_key="moe_layer_interval"),
+    experts=Experts(count=("moe_num_experts",), shared_count=("moe_num_shared_experts",), router_bias=True),
+    tied=True,
+)
+_GLM4 = Family(
+    defaults=defaults(40, 32, 4096, 13696, 151552, 131072, num_key_value_heads=2, head_dim=128),
+    attention=Attention(qkv_bias=Flag(default=True, key="attention_bias")),
+    layer_norms=4,
 )
 _GRANITE_MOE = Family(
     defaults=defaults(32, 32, 4096, 11008, 32000, 2048, num_local_experts=8, shared_intermediate_size=0),
@@ -222,6 +249,16 @@ def _heads_of_kind(shape: ModelShape, kind: LayerKind) -> Heads:
     return replace(heads, kv=kind.size or heads.kv)
 
 
+def _falcon_norms(shape: ModelShape, kind: LayerKind) -> Pieces:  # noqa: ARG001 - all layers are alike
+    """One norm serves attention and MLP side by side; the new architecture has one for each."""
+    reader = shape.reader
+    is_new = reader.flag("new_decoder_architecture", default=False)
+    apart = not reader.flag("parallel_attn", default=True)
+    stated = reader.optional_count("num_ln_in_parallel_attn", maximum=2)
+    count = (stated or 2) if is_new else 2 if apart else 1
+    return (Piece(count * 2 * shape.geometry.hidden_size),)
+
+
 def _bloom_norm(shape: ModelShape) -> Pieces:
     return (Piece(2 * shape.geometry.hidden_size),)
 
@@ -241,9 +278,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             attention=replace(_LLAMA_ATTENTION, qk_norm=QKNorm.PER_HEAD),
             feed=_PLAIN_MLP,
             per_layer=lambda _, __: (Piece(2),),
-            exact=False,
         ),
-        "aquila": LLAMA,
+        "aquila": _LLAMA_LIKE,
         "arcee": replace(
             LLAMA, defaults=defaults(32, 32, 2560, 18432, 32000, 4096), feed=Mlp(matrices=2, bias=Flag(key="mlp_bias"))
         ),
@@ -297,7 +333,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             defaults=defaults(30, 32, 4096, 11008, 102400, 2048),
             attention=_LLAMA_ATTENTION,
             experts=Experts(count=("n_routed_experts",)),
-            feed_kinds=lambda reader, n: (usual if reader.has("n_routed_experts") else all_dense)(reader, n),
+            feed_kinds=where_there_are("n_routed_experts"),
         ),
         "dots1": Family(
             defaults=defaults(
@@ -313,6 +349,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             attention=replace(_LLAMA_ATTENTION, qk_norm=QKNorm.PER_HEAD),
             experts=Experts(count=("n_routed_experts",)),
+            feed_kinds=where_there_are("n_routed_experts"),
         ),
         "ernie4_5": Family(
             defaults=defaults(18, 16, 1024, 3072, 103424, 131072, num_key_value_heads=2, head_dim=128),
@@ -320,36 +357,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             feed=Mlp(bias=Flag(key="use_bias")),
             tied=True,
         ),
-        "ernie4_5_moe": Family(
-            defaults=defaults(
-                28,
-                20,
-                2560,
-                12288,
-                103424,
-                131072,
-                num_key_value_heads=4,
-                moe_num_experts=64,
-                moe_intermediate_size=1536,
-                moe_num_shared_experts=2,
-                moe_layer_start_index=1,
-            ),
-            attention=Attention(qkv_bias=Flag(key="use_bias"), output_bias=Flag(key="use_bias")),
-            feed=Mlp(bias=Flag(key="use_bias")),
-            feed_kinds=from_layer("moe_layer_start_index", step_key="moe_layer_interval"),
-            experts=Experts(count=("moe_num_experts",), shared_count=("moe_num_shared_experts",)),
-            tied=True,
-        ),
+        "ernie4_5_moe": _ERNIE_MOE,
+        "ernie4_5_moe_vl": replace(_ERNIE_MOE, towers=True),
+        "ernie4_5_vl_moe_text": replace(_ERNIE_MOE, towers=True),
         "exaone": Family(
-            layers=("num_layers", "num_hidden_layers"),
-            defaults={
-                "num_layers": 32,
-                "num_attention_heads": 32,
-                "hidden_size": 2048,
-                "vocab_size": 102400,
-                "max_position_embeddings": 2048,
-            },
-            feed=Mlp(width=("intermediate_size",), width_per_hidden=4),
+            layers=("num_layers", "num_hidden_layers"), feed=Mlp(width=("intermediate_size",), width_per_hidden=4)
         ),
         "falcon": Family(
             defaults=defaults(32, 71, 4544, 0, 65024, 2048),
@@ -357,8 +369,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             attention=Attention(qkv_bias=Flag(key="bias"), output_bias=Flag(key="bias")),
             feed=Mlp(width=("ffn_hidden_size",), width_per_hidden=4, matrices=2, bias=Flag(key="bias")),
             norm_bias=True,
+            layer_norms=0,
+            per_layer=_falcon_norms,
             tied=True,
-            exact=False,
         ),
         "gemma": Family(
             defaults=defaults(28, 16, 3072, 24576, 256000, 8192, num_key_value_heads=16, head_dim=256),
@@ -367,13 +380,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "glm": Family(
             defaults=defaults(40, 32, 4096, 13696, 151552, 131072, num_key_value_heads=2, head_dim=128),
-            attention=Attention(qkv_bias=_ATTENTION_BIAS),
+            attention=Attention(qkv_bias=Flag(default=True, key="attention_bias")),
         ),
-        "glm4": Family(
-            defaults=defaults(40, 32, 4096, 13696, 151552, 131072, num_key_value_heads=2, head_dim=128),
-            attention=Attention(qkv_bias=_ATTENTION_BIAS),
-            layer_norms=4,
-        ),
+        "glm4v_moe_text": _GLM4_MOE,
+        "glm4v_text": replace(_GLM4, towers=True),
+        "glm4": _GLM4,
         "glm4_moe": _GLM4_MOE,
         "gpt2": _GPT2,
         "gpt_bigcode": replace(_GPT2, kv_heads=bigcode_kv_heads),
@@ -408,17 +419,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "hunyuan": _HUNYUAN,
         "hunyuan_moe": _HUNYUAN,
         "hunyuan_v1_dense": _HUNYUAN_V1,
-        "hunyuan_v1_moe": _HUNYUAN_V1,
+        "hunyuan_v1_moe": replace(
+            _HUNYUAN_V1,
+            defaults={**_HUNYUAN.defaults, "num_shared_expert": 1},
+            feed_kinds=from_layer("moe_layer_num_skipped"),
+        ),
         "internlm": Family(
             attention=Attention(qkv_bias=Flag(default=True, key="bias"), output_bias=Flag(default=True, key="bias"))
         ),
         "internlm2": Family(attention=Attention(qkv_bias=Flag(key="bias"), output_bias=Flag(key="bias"))),
         "internlm3": Family(
-            defaults=defaults(32, 32, 4096, 11008, 128512, 32768),
             attention=Attention(qkv_bias=Flag(key="qkv_bias"), output_bias=Flag(key="bias")),
             feed=Mlp(bias=Flag(key="bias")),
         ),
-        "iquestcoder": LLAMA,
+        "iquestcoder": _LLAMA_LIKE,
         "llama": LLAMA,
         "llava": replace(LLAMA, towers=True),
         "mimo": replace(QWEN2, drafts=drafts_like("num_nextn_predict_layers", FULL)),
@@ -547,7 +561,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen2_vl": QWEN2_VL,
         "qwen2_vl_text": QWEN2_VL,
         "qwen3": QWEN3,
+        "qwen2_5_omni_text": QWEN2_VL,
         "qwen3_moe": QWEN3_MOE,
+        "qwen3_omni_moe_text": replace(QWEN3_MOE, towers=True),
         "qwen3_vl_moe_text": replace(
             QWEN3_MOE,
             defaults=defaults(
@@ -579,7 +595,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             feed=Mlp(bias=Flag(key="mlp_bias")),
             tied=True,
         ),
-        "solar": LLAMA,
+        "solar": _LLAMA_LIKE,
         "stablelm": Family(
             defaults=defaults(32, 32, 2560, 6912, 50304, 4096, num_key_value_heads=32),
             attention=Attention(qkv_bias=Flag(key="use_qkv_bias")),

@@ -13,7 +13,7 @@ from kvplan.config_reader import ConfigReader
 from kvplan.kv_layout.layers import AttentionKind
 from kvplan.models.attention import Attention, Heads
 from kvplan.models.family import Family, defaults, drafts_like
-from kvplan.models.feeds import DENSE, SPARSE, Experts, Mlp
+from kvplan.models.feeds import DENSE, SPARSE, Experts, Mlp, mlp_pieces
 from kvplan.models.latent import WITHOUT_INDEX, LatentAttention
 from kvplan.models.layer_kinds import all_of, at_layers, by_letter, by_number, every_nth, listed, periodic, repeated
 from kvplan.models.layer_parts import LayerParts
@@ -238,12 +238,31 @@ def _zamba_blocks(shape: ModelShape) -> Pieces:
 # Kimi: layers are listed by number, counted from 1.
 def _kimi_layers(reader: ConfigReader, num_layers: int) -> list[LayerKind]:
     if not reader.has("linear_attn_config"):
-        return listed(
-            "layer_types", every_nth(4, most=_LINEAR), {"linear_attention": _LINEAR, "full_attention": WITHOUT_INDEX}
-        )(reader, num_layers)
+        return listed("layer_types", _every_latent, {"linear_attention": _LINEAR, "full_attention": WITHOUT_INDEX})(
+            reader, num_layers
+        )
     linear = reader.nested("linear_attn_config")
     numbers = set(linear.counts("kda_layers")) if linear.has("kda_layers") else set()
     return [_LINEAR if layer + 1 in numbers else WITHOUT_INDEX for layer in range(num_layers)]
+
+
+def _every_latent(reader: ConfigReader, num_layers: int) -> list[LayerKind]:
+    """One layer of every group has latent attention, the last one."""
+    step = reader.optional_count("layer_group_size", maximum=10_000) or 4
+    return [WITHOUT_INDEX if (layer + 1) % step == 0 else _LINEAR for layer in range(num_layers)]
+
+
+def _kimi_experts(shape: ModelShape, kind: LayerKind) -> Built:
+    """Kimi K3's experts work on a narrower copy of the input."""
+    width = shape.reader.optional_count("routed_expert_hidden_size")
+    if width is None:
+        return Experts(shared_count=("num_shared_experts",))(shape, kind)
+    hidden = shape.geometry.hidden_size
+    narrow = ModelShape(reader=shape.reader, geometry=replace(shape.geometry, hidden_size=width))
+    routed = Experts(shared_count=())(narrow, kind)
+    count = shape.reader.optional_count("num_shared_experts", minimum=0) or 0
+    shared = mlp_pieces(shape, count * shape.reader.count("moe_intermediate_size"), role=Role.SHARED_EXPERT)
+    return Built(pieces=(*routed.pieces, *shared, Piece(2 * hidden * width, Role.SHARED_EXPERT)))
 
 
 _KIMI = Family(
@@ -269,7 +288,7 @@ _KIMI = Family(
         "latent": LatentAttention(output_gate=Flag(key="mla_use_output_gate")),
         "linear": delta_attention,
     },
-    experts=Experts(count=("num_experts",), shared_count=("num_shared_experts",)),
+    experts=_kimi_experts,
     drafts=drafts_like("num_nextn_predict_layers", WITHOUT_INDEX),
     exact=False,
 )
@@ -309,6 +328,7 @@ _LFM2 = Family(
         {"conv": _CONV, "full_attention": FULL},
     ),
     attention=Attention(qk_norm=QKNorm.PER_HEAD),
+    ignored=("conv_L_cache",),
     mixers={"conv": short_conv},
     feed=_lfm2_mlp,
     tied=True,
@@ -317,6 +337,27 @@ _JAMBA_DEFAULTS = {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2}
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
+        "bailing_hybrid": replace(
+            _KIMI,
+            defaults=defaults(
+                42,
+                32,
+                2560,
+                6144,
+                157184,
+                262144,
+                moe_intermediate_size=768,
+                num_experts=512,
+                num_shared_experts=1,
+                first_k_dense_replace=2,
+                kv_lora_rank=512,
+                qk_rope_head_dim=64,
+                qk_nope_head_dim=128,
+                v_head_dim=128,
+                linear_num_heads=32,
+                linear_head_dim=128,
+            ),
+        ),
         "bamba": Family(
             defaults=defaults(32, 32, 4096, 14336, 128000, 262144, num_key_value_heads=8, **_GRANITE_MAMBA_DEFAULTS),
             kinds=at_layers("attn_layer_indices", FULL, _MAMBA),

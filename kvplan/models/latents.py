@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from kvplan.config_reader import ConfigReader
+from kvplan.config_reader import ConfigReader, shown
 from kvplan.kv_layout.layers import AttentionKind
 from kvplan.models.attention import Attention, Heads, plain_heads
 from kvplan.models.family import Family, defaults, drafts_like
@@ -15,7 +15,7 @@ from kvplan.models.feeds import Experts, Mlp
 from kvplan.models.latent import WITH_INDEX, WITHOUT_INDEX, LatentAttention
 from kvplan.models.layer_parts import KeptRows, LayerParts, RowUse
 from kvplan.models.shape import Built, LayerKind, ModelShape, together
-from kvplan.models.sparse_layers import all_dense, all_sparse
+from kvplan.models.sparse_layers import all_sparse, where_there_are
 from kvplan.models.traits import Flag
 from kvplan.parameters import Piece, Pieces, Role
 
@@ -52,6 +52,8 @@ def _latent_family(**changes: object) -> Family:
     base = Family(
         head_dim=(),
         kinds=index_layers,
+        # They name layers with an index; which of these own it is said elsewhere.
+        ignored=("layer_types",),
         mixers={"latent": _LATENT},
         experts=_EXPERTS,
         drafts=_latent_drafts,
@@ -80,17 +82,11 @@ _V3 = _latent_family(defaults={**_V3_DEFAULTS, "max_position_embeddings": 4096})
 _V32 = _latent_family(defaults={**_V3_DEFAULTS, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64})
 
 
-def _has_experts(reader: ConfigReader, num_layers: int) -> list[LayerKind]:
-    from kvplan.models.sparse_layers import usual
-
-    has = reader.has("n_routed_experts") or reader.has_default("n_routed_experts")
-    return (usual if has else all_dense)(reader, num_layers)
-
-
 def _longcat_experts(shape: ModelShape, kind: LayerKind) -> Built:
     """LongCat: two MLPs, and experts of which some do nothing; its class allocates two matrices for those too."""
     reader, hidden = shape.reader, shape.geometry.hidden_size
-    zeros = reader.optional_count("zero_expert_num", minimum=0) or 0
+    zeros = reader.optional_count("zero_expert_num", minimum=0)
+    zeros = reader.count("zero_expert_num") if zeros is None and reader.has_default("zero_expert_num") else zeros or 0
     width = reader.count("expert_ffn_hidden_size")
     experts = Experts(count=("n_routed_experts",), width=("expert_ffn_hidden_size",), shared_count=())(shape, kind)
     idle = Built(pieces=(Piece(zeros * hidden), Piece(zeros * 2 * hidden * width, Role.UNLOADED)))
@@ -104,12 +100,23 @@ _INDEXED_RATIO = 4
 
 
 def _v4_layers(reader: ConfigReader, num_layers: int) -> list[LayerKind]:
+    """Layers have a ratio each, or a word for which ratios are stated."""
+    if not reader.has("compress_ratios") and reader.has("layer_types"):
+        return [_v4_layer(reader, word) for word in reader.items("layer_types", length=num_layers)]
     if not reader.has("compress_ratios"):
         raise reader.refuse("key 'compress_ratios' is missing")
     ratios = reader.counts("compress_ratios", maximum=65_536)
     if len(ratios) < num_layers:
         raise reader.refuse(f"compress_ratios: expected {num_layers} entries, got {len(ratios)}")
     return [LayerKind("compressed", ratio) for ratio in ratios[:num_layers]]
+
+
+def _v4_layer(reader: ConfigReader, word: object) -> LayerKind:
+    usual = {"sliding_attention": 0, "compressed_sparse_attention": _INDEXED_RATIO, "heavily_compressed_attention": 128}
+    if not isinstance(word, str) or word not in usual:
+        raise reader.refuse(f"layer_types: layers of kind {shown(word)} are not known here; known: {', '.join(usual)}")
+    stated = reader.nested("compress_rates").optional_count(word, maximum=65_536)
+    return LayerKind("compressed", stated or usual[word])
 
 
 def _v4_attention(shape: ModelShape, kind: LayerKind) -> Built:
@@ -278,6 +285,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "ffn_hidden_size": 12288,
                 "expert_ffn_hidden_size": 2048,
                 "n_routed_experts": 512,
+                "zero_expert_num": 256,
                 "kv_lora_rank": 512,
                 "q_lora_rank": 1536,
                 "qk_rope_head_dim": 64,
@@ -304,7 +312,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 qk_nope_head_dim=64,
                 v_head_dim=64,
             ),
-            feed_kinds=_has_experts,
+            feed_kinds=where_there_are("n_routed_experts"),
             tied=True,
         ),
         "mistral4": _latent_family(

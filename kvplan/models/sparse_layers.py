@@ -38,11 +38,23 @@ def usual(reader: ConfigReader, num_layers: int) -> list[LayerKind]:
     ]
 
 
+def where_there_are(key: str) -> KindRule:
+    """The usual spellings where a number of experts is stated, else no layer has any."""
+
+    def rule(reader: ConfigReader, num_layers: int) -> list[LayerKind]:
+        has_experts = reader.has(key) or reader.has_default(key)
+        return (usual if has_experts else all_dense)(reader, num_layers)
+
+    return rule
+
+
 def from_layer(key: str, *, step_key: str = "") -> KindRule:
     """Layers from a number on have experts, every layer or every few."""
 
     def rule(reader: ConfigReader, num_layers: int) -> list[LayerKind]:
-        first = reader.optional_first_count((key,), minimum=0) or 0
+        first = reader.optional_first_count((key,), minimum=0)
+        if first is None:
+            first = reader.count(key) if reader.has_default(key) else 0
         step = (reader.optional_count(step_key) if step_key else None) or 1
         return [SPARSE if layer >= first and (layer + 1) % step == 0 else DENSE for layer in range(num_layers)]
 

@@ -157,9 +157,11 @@ def gated_delta_net(shape: ModelShape, kind: LayerKind) -> Built:  # noqa: ARG00
 
 def delta_attention(shape: ModelShape, kind: LayerKind) -> Built:  # noqa: ARG001 - all layers are alike
     """Build Kimi delta attention: a matrix per head in float32, gates of low rank."""
-    reader, hidden = shape.reader.nested("linear_attn_config"), shape.geometry.hidden_size
-    heads, size = reader.count("num_heads"), reader.count("head_dim")
-    kernel = reader.optional_count("short_conv_kernel_size") or 4
+    hidden = shape.geometry.hidden_size
+    is_nested = shape.reader.has("linear_attn_config")
+    reader = shape.reader.nested("linear_attn_config") if is_nested else shape.reader
+    heads, size = (reader.count(key if is_nested else f"linear_{key}") for key in ("num_heads", "head_dim"))
+    kernel = reader.optional_first_count(("short_conv_kernel_size", "linear_conv_kernel_dim")) or 4
     width = heads * size
     part = KeptState(
         kind=StateKind.KDA,

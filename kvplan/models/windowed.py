@@ -14,7 +14,7 @@ from kvplan.models.family import Family, defaults, drafts_like
 from kvplan.models.feeds import DENSE, SPARSE, Experts, Mlp
 from kvplan.models.layer_kinds import all_full, alternating, by_number, every_nth, if_windowed, listed
 from kvplan.models.shape import CHUNKED, FULL, SLIDING, Built, KindRule, LayerKind, Mixer, ModelShape
-from kvplan.models.sparse_layers import all_sparse, interleaved, usual
+from kvplan.models.sparse_layers import all_sparse, from_layer, interleaved, usual
 from kvplan.models.traits import YES, Flag, QKNorm
 from kvplan.parameters import Piece, Pieces, Role
 
@@ -66,12 +66,17 @@ def _other_heads(prefix: str) -> Callable[[ModelShape, LayerKind], Heads]:
         reader, heads = shape.reader, _value_heads(shape, kind)
         return Heads(
             query=reader.optional_count(f"{prefix}_num_attention_heads") or heads.query,
-            kv=reader.optional_count(f"{prefix}_num_key_value_heads") or heads.kv,
+            kv=reader.optional_count(f"{prefix}_num_key_value_heads") or _default_kv(reader, prefix, heads),
             key_size=reader.optional_count(f"{prefix}_head_dim") or heads.key_size,
             value_size=reader.optional_count(f"{prefix}_v_head_dim") or heads.value_size,
         )
 
     return rule
+
+
+def _default_kv(reader: ConfigReader, prefix: str, heads: Heads) -> int:
+    key = f"{prefix}_num_key_value_heads"
+    return reader.count(key) if reader.has_default(key) else heads.kv
 
 
 def _value_heads(shape: ModelShape, kind: LayerKind) -> Heads:
@@ -270,11 +275,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 num_experts=64,
                 moe_intermediate_size=1408,
                 num_shared_experts=2,
-                first_k_dense_replace=1,
+                num_dense_layers=1,
             ),
             kinds=listed("layer_types", if_windowed(every_nth(4, keys=("global_attn_every_n_layers",)))),
             attention=replace(Attention(), qk_norm=QKNorm.PER_HEAD),
             experts=Experts(shared_count=("num_shared_experts",)),
+            feed_kinds=from_layer("num_dense_layers"),
             layer_norms=4,
             exact=False,
         ),
@@ -441,6 +447,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 num_key_value_heads=4,
                 head_dim=192,
                 v_head_dim=128,
+                swa_num_key_value_heads=8,
                 sliding_window=128,
                 n_routed_experts=256,
                 moe_intermediate_size=2048,
