@@ -32,6 +32,11 @@ _SAMPLE_MODULES: Mapping[Role, tuple[str, ...]] = {
 """Names under which checkpoints keep the matrices of a role, to try the patterns of exceptions on."""
 
 
+_SAMPLE_LAYER = "layers.7."
+_ONE_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.(\S+)$")
+_FEWEST_NAMED_LAYERS = 4
+"""A first and a last layer may be left out without the others."""
+_LONGEST_PATTERN = 200
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
 """Groups that repeat can take for ever to match, and no checkpoint needs them."""
 
@@ -45,6 +50,8 @@ class Quantization:
     """Bits of one quantised parameter, scales and zero points included; None where they cannot be told."""
     roles: frozenset[Role] = field(default_factory=lambda: frozenset(_SAMPLE_MODULES))
     """Roles whose matrices are quantised."""
+    expert_bits: Fraction | None = None
+    """Bits of one parameter of an expert; None where they are those of the others."""
     kv_scheme: str = ""
     """`fp8`, the words of another KV element type, or nothing."""
 
@@ -53,7 +60,8 @@ class Quantization:
         assert self.bits is not None, "asked only where the bits are known"
         if role not in self.roles:
             return params * plain_bytes
-        return -(-params * self.bits.numerator // (8 * self.bits.denominator))
+        bits = self.expert_bits if self.expert_bits is not None and role is Role.EXPERT else self.bits
+        return -(-params * bits.numerator // (8 * bits.denominator))
 
 
 def read_quantization(reader: ConfigReader) -> Quantization | None:
@@ -71,6 +79,8 @@ def read_quantization(reader: ConfigReader) -> Quantization | None:
         method=method,
         bits=_bits(said, method),
         roles=_roles(said, method),
+        # DeepSeek-V4 states it beside the object.
+        expert_bits=_USUAL_BITS["mxfp4"] if reader.get("expert_dtype") == "fp4" else None,
         kv_scheme=stated_kv_scheme(said.get("kv_cache_scheme") or said.get("kv_cache_quant_algo")),
     )
 
@@ -104,6 +114,11 @@ def stated_kv_scheme(stated: object) -> str:
     return "fp8" if is_fp8 else shown(stated)
 
 
+_USUAL_ROLES: Mapping[str, frozenset[Role]] = {
+    "mxfp4": frozenset({Role.EXPERT}),
+    # Meta's recipe leaves attention in 16 bits (Llama 3, arXiv:2407.21783, section 6.2).
+    "fbgemm_fp8": frozenset({Role.MLP, Role.SHARED_EXPERT, Role.EXPERT}),
+}
 _BLOCK_SCALED_FP8 = 8 + Fraction(32, 128 * 128)
 _USUAL_BITS: Mapping[str, Fraction] = {
     "awq": 4 + Fraction(16 + 4, 128),
@@ -188,16 +203,30 @@ def _roles(said: ConfigReader, method: str) -> frozenset[Role]:
 
 
 def _usual_roles(method: str) -> frozenset[Role]:
-    return frozenset({Role.EXPERT}) if method == "mxfp4" else frozenset(_SAMPLE_MODULES)
+    return _USUAL_ROLES.get(method, frozenset(_SAMPLE_MODULES))
 
 
 def _is_left_out(role: Role, patterns: list[str]) -> bool:
-    """Whether patterns of exceptions name the matrices of a role in every layer."""
-    return any(_matches(pattern, module) for pattern in patterns for module in _SAMPLE_MODULES[role])
+    """Whether patterns of exceptions name the matrices of a role: in every layer at once, or layer by layer."""
+    modules = _SAMPLE_MODULES[role]
+    if any(_matches(pattern, module) for pattern in patterns for module in modules):
+        return True
+    named = {layer for pattern in patterns if (layer := _named_layer(pattern, modules)) is not None}
+    return len(named) >= _FEWEST_NAMED_LAYERS and 2 * len(named) > max(named)
+
+
+def _named_layer(pattern: str, modules: tuple[str, ...]) -> int | None:
+    """Return the one layer in which a pattern such as `model.language_model.layers.3.self_attn*` names a module."""
+    match = _ONE_LAYER.search(pattern)
+    if match is None or len(pattern) > _LONGEST_PATTERN:
+        return None
+    names = (module.partition(_SAMPLE_LAYER)[2] for module in modules)
+    is_named = any(fnmatchcase(name, match[2]) or fnmatchcase(name, f"{match[2]}.*") for name in names)
+    return int(match[1]) if is_named else None
 
 
 def _matches(pattern: str, module: str) -> bool:
-    if len(pattern) > 200:
+    if len(pattern) > _LONGEST_PATTERN:
         return False
     if pattern.startswith("re:"):
         if _REPEATED_GROUP.search(pattern):

@@ -94,7 +94,7 @@ def check(path: Path) -> Iterator[Outcome]:
 def _case(record: StartRecord, fits: "_Fits") -> "_Case | Outcome":
     """Return the case of a record, or why there is none."""
     lacks = f"lacks {', '.join(record.lacks)}" if record.lacks else ""
-    if record.model is None or record.card is None or record.version is None:
+    if not record.can_be_planned:
         return _apart(record, lacks)
     try:
         observed = observed_kv(situation_of(record))

@@ -163,7 +163,7 @@ def _rising(groups: dict[str, Constant]) -> dict[str, Constant]:
 def _situations(records: Iterable[StartRecord]) -> Iterator[Situation]:
     """Yield the situations of records whose model, card and version are known."""
     for record in records:
-        if record.model and record.card and record.version:
+        if record.can_be_planned:
             with suppress(ConfigError):
                 yield situation_of(record)
 

@@ -15,6 +15,7 @@ from tools.fit_memory.names import KnownModel, KnownModels, find_card, weight_ty
 
 Fields: TypeAlias = dict[str, Any]
 
+_ENGINES = ("vllm", "sglang")
 _NO_RELEASE = ("fork", "custom", "nightly", "image", "prototype", "ascend")
 """Words in a version that say that it is no release of the engine."""
 
@@ -54,6 +55,11 @@ class StartRecord:
     printed: Printed
     lacks: tuple[str, ...]
     """What a prediction needs and the record does not say."""
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Whether engine, model, card and version are known, whatever else is lacking."""
+        return self.engine in _ENGINES and None not in (self.model, self.card, self.version)
 
     @property
     def is_other_checkpoint(self) -> bool:
@@ -101,6 +107,8 @@ def _record(fields: Fields, known: KnownModels) -> StartRecord:
 def _lacks(
     fields: Fields, model: KnownModel | None, card: GpuSpec | None, version: Version | None, printed: Printed
 ) -> Iterator[str]:
+    if fields["engine"] not in _ENGINES:
+        yield f"an engine that is modelled ({fields['engine']})"
     if model is None:
         yield f"a configuration of {fields['model']}"
     if card is None:
