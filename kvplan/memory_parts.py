@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from kvplan.budget import Part
 from kvplan.capacity import EngineKind
 from kvplan.engine_inputs import EngineInputs
+from kvplan.engine_start import engine_start
 from kvplan.estimate import Amount
 from kvplan.gpu_spec import GpuSpec
 from kvplan.memory_model.amounts import scaled
 from kvplan.memory_model.constants import sglang_constants, vllm_constants
 from kvplan.memory_model.loading import absorbed_projections, expert_padding
 from kvplan.memory_model.sglang import LATEST_SGLANG, SglangStart, before_load, default_static_fraction
-from kvplan.memory_model.start import LATEST, Card, EngineStart, default_utilization, step_limits
+from kvplan.memory_model.start import LATEST, default_utilization
 from kvplan.memory_model.vllm import cuda_graphs, graphs_are_charged, vllm_parts
 from kvplan.model_spec import ModelSpec
 from kvplan.parameters import Role
-
-_UNNAMED_CARD_BYTES = 80 * 2**30
-"""Where no card is named, steps are those of a large one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,37 +74,6 @@ def default_share(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> float
     if engine.engine is EngineKind.SGLANG:
         return default_static_fraction(sglang_start(model, engine, gpu))
     return default_utilization(engine.version or LATEST)
-
-
-def largest_step(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec | None, *, max_model_len: int) -> int:
-    """Return the most tokens of a step: as was asked, else what the engine takes on such a card."""
-    return step_limits(engine_start(engine, gpu, max_model_len=max_model_len), model.step).num_tokens
-
-
-def engine_start(engine: EngineInputs, gpu: GpuSpec | None, *, max_model_len: int) -> EngineStart:
-    """Return a start of vLLM; the textbook engine starts as its latest version."""
-    version = engine.version if engine.engine is EngineKind.VLLM else None
-    return EngineStart(
-        card=_card(gpu),
-        max_model_len=max_model_len,
-        version=version or LATEST,
-        tensor_parallel=engine.tensor_parallel,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        enforce_eager=engine.enforce_eager,
-        speculative_tokens=engine.speculative_tokens,
-    )
-
-
-def _card(gpu: GpuSpec | None) -> Card:
-    if gpu is None:
-        return Card(process_bytes=_UNNAMED_CARD_BYTES)
-    return Card(
-        name=gpu.name,
-        process_bytes=gpu.process_bytes,
-        compute_capability=gpu.compute_capability,
-        is_unified=gpu.is_unified,
-    )
 
 
 def sglang_start(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> SglangStart:

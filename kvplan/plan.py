@@ -11,9 +11,9 @@ from kvplan.budget import MemoryBudget, MemoryFraction, Part, divide_memory, giv
 from kvplan.capacity import Capacity, EngineKind
 from kvplan.demand import Demand, DemandKind, full_length_demand
 from kvplan.engine_inputs import EngineInputs
+from kvplan.engine_start import largest_step
 from kvplan.estimate import Evidence, sure
 from kvplan.gpu_spec import GpuSpec
-from kvplan.memory_parts import counts_encoder, default_share, largest_step, parts_of_loading, parts_of_start
 from kvplan.model_spec import ModelSpec
 from kvplan.pool import RankPool, caches_prefixes, rank_pool
 from kvplan.weights import rank_weights
@@ -46,6 +46,8 @@ class PlanInputs:
 
     def fraction_of(self, gpu: GpuSpec) -> MemoryFraction:
         """Return the engine's share of a card: the one that was given, else its default."""
+        from kvplan.memory_parts import default_share
+
         return self.memory.fraction or MemoryFraction(of_total=default_share(self.model, self.engine, gpu))
 
 
@@ -180,6 +182,8 @@ def _budget(inputs: PlanInputs, pool: RankPool, stage: int) -> MemoryBudget:
         return given_kv(pool.fill(0).available_bytes, None)
     if memory.gpu is None:
         raise ConfigError("the memory is not known", hint="--gpu h100-sxm, --gpu-memory 80GiB or --available-kv 40GiB")
+    from kvplan.memory_parts import parts_of_start
+
     fraction = inputs.fraction_of(memory.gpu)
     card = parts_of_start(
         inputs.model, engine, memory.gpu, fraction=fraction.of_total, max_model_len=longest_asked(inputs)
@@ -192,6 +196,8 @@ def _budget(inputs: PlanInputs, pool: RankPool, stage: int) -> MemoryBudget:
 
 def _loaded(inputs: PlanInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:
     """Return the weights of one GPU and what is loaded with them."""
+    from kvplan.memory_parts import counts_encoder, parts_of_loading
+
     memory, engine, model = inputs.memory, inputs.engine, inputs.model
     if counts_encoder(model, engine):
         model = replace(model, weights_unknown="")

@@ -103,11 +103,11 @@ def on_a_card(card_bytes: int, **memory: Any) -> Plan:
 
 
 def test_a_plan_is_marginal_where_the_range_straddles_the_need() -> None:
-    # Beside this model's weights 0.3 to 1.8 GiB and 2.6 % of the card are taken, 0.7 GiB likely; 5 KiB are needed.
+    # Beside this model's weights 0.14 to 1.8 GiB and 2.5 % of the card are taken, 0.7 GiB likely; 5 KiB are needed.
     assert on_a_card(3 * GIB).verdict.outcome is Outcome.FITS
     assert on_a_card(GIB).verdict.outcome is Outcome.MARGINAL
     assert on_a_card(GIB // 2).verdict.outcome is Outcome.MARGINAL
-    assert on_a_card(GIB // 6).verdict.outcome is Outcome.DOES_NOT_FIT
+    assert on_a_card(GIB // 8).verdict.outcome is Outcome.DOES_NOT_FIT
     assert "may be there" in on_a_card(GIB).verdict.reason
 
 

@@ -114,6 +114,9 @@ def fit_vllm(records: Sequence[StartRecord]) -> VllmConstants:
     blank = _blank()
     sorting = [situation for situation in situations if _prints_sorting(situation, blank)]
     workspace = fitted(_workspaces(sorting, blank), _SOURCES["workspace"])
+    non_torch_v0, non_torch_v1 = (
+        fitted(_non_torch(vllm, generation), _SOURCES["non_torch"]) for generation in (Generation.V0, Generation.V1)
+    )
     known = msgspec.structs.replace(
         blank,
         fitted_records=" ".join(sorted(record.id for record in vllm)),
@@ -128,9 +131,10 @@ def fit_vllm(records: Sequence[StartRecord]) -> VllmConstants:
         hidden_copies=documented(
             *_HIDDEN_COPIES, _SOURCES["copies"], _hidden_copies(situations, blank, workspace.likely)
         ),
-        non_torch_v0_bytes=fitted(_non_torch(vllm, Generation.V0), _SOURCES["non_torch"]),
+        non_torch_v0_bytes=non_torch_v0,
         context_bytes=documented(*_CONTEXT_BYTES, _CONTEXT_SOURCE),
-        non_torch_v1_bytes=fitted(_non_torch(vllm, Generation.V1), _SOURCES["non_torch"]),
+        # All that print it are H100; V0's smaller cards need less.
+        non_torch_v1_bytes=_reaching(non_torch_v1, non_torch_v0.low, non_torch_v1.high),
         cuda_graphs_bytes=_reaching(fitted(_graphs(vllm), _SOURCES["graphs"]), *_GRAPHS_REPORTED),
     )
     groups = _communication(situations, known)

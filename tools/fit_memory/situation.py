@@ -8,11 +8,12 @@ from pathlib import Path
 from kvengine.spec import KVDtype
 from kvplan.capacity import EngineKind
 from kvplan.engine_inputs import EngineInputs
+from kvplan.engine_start import engine_start
 from kvplan.gpu_spec import GpuSpec
 from kvplan.loading import load_yaml
 from kvplan.memory_model.shape import StepShape
 from kvplan.memory_model.start import EngineStart
-from kvplan.memory_parts import default_share, engine_start
+from kvplan.memory_parts import default_share
 from kvplan.model_config import model_from_config
 from kvplan.model_spec import ModelProfile, ModelSpec, load_model
 from kvplan.parameters import Parallelism
