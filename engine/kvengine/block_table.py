@@ -13,9 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvengine.block_pool import BlockId
 
-PAD_SLOT = -1
-"""The slot of a padding token: nothing is stored for it."""
-
 
 class BlockTable:
     """One request's blocks in one group in logical order, and how many of them have been offered to the prefix cache.

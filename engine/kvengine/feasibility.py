@@ -5,8 +5,11 @@ from kvengine.errors import CapacityError, ConfigError
 from kvengine.kv_groups.demand import blocks_at_gate, peak_blocks
 from kvengine.kv_groups.kinds import FullAttention
 from kvengine.kv_groups.sizes import group_sizes
-from kvengine.request import Request
+from kvengine.request import Request, RequestStatus
 from kvengine.units import cdiv
+
+MAX_TOKEN_ID = 2**32 - 1
+"""Token ids are hashed as 4-byte unsigned numbers."""
 
 
 def check_config(config: EngineConfig) -> None:
@@ -37,14 +40,22 @@ def check_request(request: Request, config: EngineConfig) -> None:
     """Refuse a request that no scheduler could take in.
 
     Raises:
-        ConfigError: It has no prompt, or asks for no output.
+        ConfigError: It has ended or runs already, has no prompt or a token that is no id, or asks for no output.
         CapacityError: Its prompt leaves no room for output within `max_model_len`.
     """
+    if request.status is not RequestStatus.WAITING:
+        raise ConfigError(f"request {request.request_id!r} is {request.status} and cannot be added again")
     num_prompt, max_tokens = request.num_prompt_tokens, request.sampling.max_tokens
     if num_prompt < 1 or max_tokens < 1:
         raise ConfigError(
             f"request {request.request_id!r}: expected at least 1 prompt token and max_tokens >= 1, "
             f"got {num_prompt} and {max_tokens}"
+        )
+    lowest, highest = min(request.all_token_ids), max(request.all_token_ids)
+    if lowest < 0 or highest > MAX_TOKEN_ID:
+        raise ConfigError(
+            f"request {request.request_id!r}: expected token ids from 0 to {MAX_TOKEN_ID}, "
+            f"got {lowest if lowest < 0 else highest}"
         )
     too_long = _leaves_no_room_for_output(request, config)
     if too_long is not None:

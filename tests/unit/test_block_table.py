@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvengine.block_table import PAD_SLOT, slot_mapping, slot_of
+from kvengine.block_table import slot_mapping, slot_of
 
 
 def test_a_slot_is_block_id_times_block_size_plus_offset() -> None:
@@ -31,10 +31,6 @@ def test_an_empty_batch_has_no_slots() -> None:
 def test_slots_past_two_to_the_31_are_kept_whole() -> None:
     # Block 200,000,000 of 16 begins at slot 3,200,000,000.
     assert slot_mapping([[200_000_000]], starts=[1], counts=[1], block_size=16).tolist() == [3_200_000_001]
-
-
-def test_no_token_has_the_padding_slot() -> None:
-    assert slot_of([0], 0, 1) > PAD_SLOT
 
 
 @given(data=st.data(), block_size=st.integers(1, 9))

@@ -2,7 +2,7 @@ import pytest
 
 from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError
-from kvengine.request import FinishReason, Request, RequestId, RequestStatus
+from kvengine.request import FinishReason, Request, RequestId, RequestStatus, SamplingParams
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import Admission, SchedulerOutput
 from tests.builders import a_request, an_engine_config
@@ -255,6 +255,22 @@ def test_an_id_can_be_used_again_once_its_request_has_ended() -> None:
 def test_an_id_that_is_in_use_is_refused() -> None:
     with pytest.raises(ConfigError, match="request id 'a' is already in use"):
         a_scheduler(a_request("a"), a_request("a"))
+
+
+def test_a_request_that_has_ended_is_not_taken_in_again() -> None:
+    request = a_request(prompt="ab", max_tokens=1)
+    scheduler = a_scheduler(request)
+    step(scheduler)
+    with pytest.raises(ConfigError, match="request 'a' is finished and cannot be added again"):
+        scheduler.add_request(request)
+    assert not scheduler.has_unfinished
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_a_token_that_cannot_be_an_id_is_refused_when_it_arrives(token: int) -> None:
+    request = Request(RequestId("a"), [1, token, 2], SamplingParams(max_tokens=1))
+    with pytest.raises(ConfigError, match=f"expected token ids from 0 to 4294967295, got {token}"):
+        a_scheduler(request)
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [("", 1), ("a", 0), ("a", -3)])
