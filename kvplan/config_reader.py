@@ -101,7 +101,10 @@ class ConfigReader:
         for key in keys:
             value = self.get(key)
             if isinstance(value, list):
-                return self.counts(key, minimum=minimum, maximum=maximum)[0]
+                numbers = self.counts(key, minimum=minimum, maximum=maximum)
+                if not numbers:
+                    raise self.refuse(f"{key}: expected at least one entry")
+                return numbers[0]
             if value is not None:
                 return self.optional_count(key, minimum=minimum, maximum=maximum)
         return None
@@ -134,8 +137,6 @@ class ConfigReader:
             if isinstance(entry, bool) or not isinstance(entry, int) or not minimum <= entry <= maximum:
                 raise self.refuse(f"{key}: expected whole numbers from {minimum} to {maximum:,}, got {shown(entry)}")
             numbers.append(entry)
-        if minimum > 0 and not numbers:
-            raise self.refuse(f"{key}: expected at least one entry")
         return numbers
 
     def ratio(self, key: str, *, default: float) -> float:

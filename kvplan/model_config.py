@@ -217,7 +217,7 @@ def _unread_caches(reader: ConfigReader, family: Family) -> str:
         # The pattern was spelled out layer by layer.
         understood |= _PATTERN_KEYS
     found = _unread_needs(reader, understood)
-    value_size, key_sizes = reader.peek("v_head_dim"), {reader.peek(key) for key in family.head_dim}
+    value_size, key_sizes = reader.peek("v_head_dim"), [reader.peek(key) for key in family.head_dim]
     if _is_set(value_size) and "v_head_dim" not in reader.asked and value_size not in key_sizes:
         found.append(f"value heads of another size (v_head_dim {shown(value_size)})")
     return ", ".join(found)

@@ -141,13 +141,13 @@ QUANTIZATION_NAMES = tuple(_USUAL_BITS)
 
 def _method(said: ConfigReader) -> str:
     stated = said.get("quant_method")
-    method = stated.lower().replace("_tensors", "-tensors") if isinstance(stated, str) else ""
+    method = stated[:40].lower().replace("_tensors", "-tensors") if isinstance(stated, str) else ""
     return method or _algorithm(said).lower() or "unknown"
 
 
 def _algorithm(said: ConfigReader) -> str:
     algorithm = said.get("quant_algo")
-    return algorithm.upper() if isinstance(algorithm, str) else ""
+    return algorithm[:40].upper() if isinstance(algorithm, str) else ""
 
 
 def _bits(said: ConfigReader, method: str) -> Fraction | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from kvplan.kv_layout.groups import distinct_layers
 from kvplan.kv_layout.layers import AttentionKind, AttentionLayer, Layer, StateLayer
 
 WINDOW_TOKENS = Fraction(4, 5)
@@ -29,14 +30,14 @@ class SglangPool:
     @property
     def cell_bytes(self) -> Fraction:
         """Bytes that one token of the pool takes; 0 in models without attention."""
-        full = sum((_row_bytes(layer) for layer in self._attention if not _is_limited(layer)), Fraction(0))
-        limited = sum((_row_bytes(layer) for layer in self._attention if _is_limited(layer)), Fraction(0))
+        full, limited = self._row_bytes(limited=False), self._row_bytes(limited=True)
         return full + WINDOW_TOKENS * limited if full else limited
 
     @property
     def state_bytes(self) -> int:
         """Bytes of one sequence's states."""
-        return sum(layer.state_bytes for layer in self.layers if isinstance(layer, StateLayer))
+        states = ((layer, count) for layer, count in distinct_layers(self.layers) if isinstance(layer, StateLayer))
+        return sum(layer.state_bytes * count for layer, count in states)
 
     def state_slots(self, available_bytes: int) -> int:
         """Sequences whose states fit; one slot more is for padding."""
@@ -58,13 +59,20 @@ class SglangPool:
 
     def window_tokens(self, available_bytes: int) -> int:
         """Tokens of the pool of sliding layers; 0 where there is none beside the full one."""
-        if not any(map(_is_limited, self._attention)) or all(map(_is_limited, self._attention)):
+        if not (self._row_bytes(limited=True) and self._row_bytes(limited=False)):
             return 0
         return int(self.tokens(available_bytes) * WINDOW_TOKENS) // self.page_size * self.page_size
 
-    @property
-    def _attention(self) -> list[AttentionLayer]:
-        return [layer for layer in self.layers if isinstance(layer, AttentionLayer)]
+    def _row_bytes(self, *, limited: bool) -> Fraction:
+        """Bytes of one token in the layers that keep a window, or in those that keep all."""
+        return sum(
+            (
+                Fraction(layer.token_bytes * count, layer.tokens_per_row)
+                for layer, count in distinct_layers(self.layers)
+                if isinstance(layer, AttentionLayer) and (layer.kind is AttentionKind.SLIDING_WINDOW) == limited
+            ),
+            Fraction(0),
+        )
 
 
 def sglang_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
@@ -76,11 +84,3 @@ def sglang_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
         chunked = isinstance(layer, AttentionLayer) and layer.kind is AttentionKind.CHUNKED_LOCAL
         kept.append(layer.kept_in_full() if chunked and isinstance(layer, AttentionLayer) else layer)
     return tuple(kept)
-
-
-def _is_limited(layer: AttentionLayer) -> bool:
-    return layer.kind is AttentionKind.SLIDING_WINDOW
-
-
-def _row_bytes(layer: AttentionLayer) -> Fraction:
-    return Fraction(layer.token_bytes, layer.tokens_per_row)

@@ -52,7 +52,12 @@ LLAMA_LAYER, TABLE, LAST_NORM = 64 + 32 + 32 + 64 + 384 + 16, 80, 8
         # The first of two layers is dense.
         (
             weights(
-                "glm4_moe", num_hidden_layers=2, first_k_dense_replace=1, n_routed_experts=2, moe_intermediate_size=4
+                "glm4_moe",
+                num_hidden_layers=2,
+                first_k_dense_replace=1,
+                n_routed_experts=2,
+                n_shared_experts=0,
+                moe_intermediate_size=4,
             ),
             2 * LLAMA_LAYER - 384 + 2 * 96 + 16 + 2 * TABLE + LAST_NORM,
         ),
