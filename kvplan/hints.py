@@ -17,6 +17,8 @@ from kvplan.plan import Outcome, Plan, PlanInputs, make_plan
 from kvplan.profiles import find_profiles
 
 _MAX_HINTS = 5
+_MANY_SEQS = 1024
+"""What vLLM samples for on large cards where nothing else is said."""
 _HIGHEST_UTILIZATION = 0.97
 """Above it, engines run out of memory outside their own accounting."""
 
@@ -98,6 +100,21 @@ def _smaller_kv(plan: Plan) -> Iterator[_Change]:
         yield _with_engine(plan, "--kv-cache-dtype fp8", kv_dtype=KVDtype.FP8)
 
 
+def _smaller_steps(plan: Plan) -> Iterator[_Change]:
+    """Sampling for fewer requests, shorter steps and no graphs leave more for the pool where a card is planned."""
+    engine, memory = plan.inputs.engine, plan.inputs.memory
+    if memory.gpu is None or memory.available_kv_bytes is not None or memory.overhead_bytes is not None:
+        return
+    wanted = plan.demand.requests or 1
+    for seqs in (256, 64, 16):
+        if wanted <= seqs < (engine.max_num_seqs or _MANY_SEQS):
+            yield _with_engine(plan, f"--max-num-seqs {seqs}", max_num_seqs=seqs)
+    if (engine.max_num_batched_tokens or 8192) > 2048:
+        yield _with_engine(plan, "--max-num-batched-tokens 2048", max_num_batched_tokens=2048)
+    if not engine.enforce_eager:
+        yield _with_engine(plan, "--enforce-eager", enforce_eager=True)
+
+
 def _smaller_blocks(plan: Plan) -> Iterator[_Change]:
     """Smaller blocks waste less of each request's last one; engines on GPUs take no fewer than 16 tokens."""
     engine = plan.inputs.engine
@@ -160,6 +177,7 @@ _SOURCES: tuple[Callable[[Plan], Iterator[_Change]], ...] = (
     _shorter_requests,
     _smaller_blocks,
     _smaller_kv,
+    _smaller_steps,
     _more_of_the_card,
     _more_gpus,
     _larger_card,

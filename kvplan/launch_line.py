@@ -59,10 +59,12 @@ _SWITCHES: Mapping[str, tuple[str, bool]] = {
     "--enable-prefix-caching": ("prefix_caching", True),
     "--no-enable-prefix-caching": ("prefix_caching", False),
     "--disable-radix-cache": ("prefix_caching", False),
+    "--enforce-eager": ("enforce_eager", True),
+    "--disable-cuda-graph": ("enforce_eager", True),
     "--disable-hybrid-kv-cache-manager": ("hybrid_kv_cache", False),
     "--no-disable-hybrid-kv-cache-manager": ("hybrid_kv_cache", True),
 }
-_ALONE = ("--trust-remote-code", "--enforce-eager", "--enable-auto-tool-choice", "--enable-chunked-prefill")
+_ALONE = ("--trust-remote-code", "--enable-auto-tool-choice", "--enable-chunked-prefill")
 _SPECULATIVE = ("--speculative-config", "-sc")
 _ENGINE_WORDS = ("vllm", "sglang")
 

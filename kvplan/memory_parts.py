@@ -82,6 +82,8 @@ def sglang_start(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> Sglang
         card_bytes=gpu.total_bytes,
         version=engine.version or LATEST_SGLANG,
         tensor_parallel=engine.tensor_parallel * engine.pipeline_parallel,
+        chunked_prefill_size=engine.max_num_batched_tokens,
+        captures_graphs=not engine.enforce_eager,
         speculative=engine.speculative_tokens > 0,
         is_latent=model.step.latent is not None,
         encoder=model.step.encoder,

@@ -121,6 +121,10 @@ def budget(
         str | None,
         _option("--speculative-tokens", "N", "Drafted tokens of a step, by the model's own draft layers.", _ENGINE),
     ] = None,
+    enforce_eager: Annotated[
+        bool | None,
+        typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel=_ENGINE, show_default=False),
+    ] = None,
     from_command: Annotated[
         str | None,
         _option(
@@ -193,6 +197,7 @@ def budget(
         prefix_caching=prefix_caching,
         hybrid_kv_cache=hybrid_kv_cache,
         speculative_tokens=speculative_tokens,
+        enforce_eager=enforce_eager,
         assume_standard=assume_standard,
         lengths=lengths,
         prompt_tokens=prompt_tokens,

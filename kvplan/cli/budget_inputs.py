@@ -78,6 +78,7 @@ def _engine_inputs(options: BudgetOptions) -> "EngineInputs":
         num_blocks=read_count("--num-blocks-override", options.num_blocks_override),
         prefix_caching=options.prefix_caching,
         hybrid_manager=options.hybrid_kv_cache,
+        enforce_eager=bool(options.enforce_eager),
         speculative_tokens=read_count("--speculative-tokens", options.speculative_tokens, minimum=0) or 0,
     )
 

@@ -36,6 +36,7 @@ class BudgetOptions:
     prefix_caching: bool | None = None
     hybrid_kv_cache: bool | None = None
     speculative_tokens: str | None = None
+    enforce_eager: bool | None = None
     assume_standard: bool | None = None
     lengths: str | None = None
     prompt_tokens: str | None = None
@@ -52,7 +53,8 @@ class BudgetOptions:
 MATRIX_OPTIONS: Mapping[str, str] = {
     entry.name.replace("_", "-"): entry.name
     for entry in fields(BudgetOptions)
-    if entry.name not in ("model", "lengths", "ep", "prefix_caching", "hybrid_kv_cache", "assume_standard")
+    if entry.name
+    not in ("model", "lengths", "ep", "prefix_caching", "hybrid_kv_cache", "enforce_eager", "assume_standard")
 }
 """Options that a matrix can vary, by the name on the command line."""
 

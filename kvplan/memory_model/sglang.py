@@ -30,6 +30,7 @@ class SglangStart:
     tensor_parallel: int = 1
     chunked_prefill_size: int | None = None
     cuda_graph_max_bs: int | None = None
+    captures_graphs: bool = True
     speculative: bool = False
     is_latent: bool = False
     """Whether the model has multi-head latent attention."""
@@ -78,8 +79,10 @@ def _reserved_by_card(start: SglangStart) -> float:
 
 def _reserved_by_need(start: SglangStart) -> float:
     chunk, graphs = _limits(start)
-    reserved = 512 + max(chunk, 2048) * 1.5 + graphs * 2 + start.tensor_parallel * 128
-    if start.version >= (0, 5, 15):
+    reserved = 512 + max(chunk, 2048) * 1.5 + start.tensor_parallel * 128
+    if start.captures_graphs:
+        reserved += graphs * 2
+    if start.captures_graphs and start.version >= (0, 5, 15):
         reserved += _LATENT_PREFILL_GRAPHS_MIB if start.is_latent else 8 * _prefill_graphs(chunk)
     if start.card_bytes > 60 * GIB:
         reserved = max(reserved, 10 * 1024)

@@ -66,3 +66,7 @@ def test_an_encoder_lowers_the_share_by_its_size() -> None:
     assert fraction(81_559, (0, 5, 9), encoder=large) == pytest.approx(plain * 0.95)
     assert fraction(81_559, (0, 5, 9), encoder=siglip) == pytest.approx(plain * 0.95 * (1 - 0.1 * 0.423828125))
     assert fraction(81_559, (0, 4, 9), encoder=siglip) == pytest.approx(fraction(81_559, (0, 4, 9)) * 0.9)
+
+
+def test_nothing_is_reserved_for_graphs_that_are_not_captured() -> None:
+    assert fraction(24_564, (0, 5, 15), captures_graphs=False) == round(1 - (512 + 3072 + 128) / 24_564, 3)
