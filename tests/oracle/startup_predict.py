@@ -99,8 +99,8 @@ def _case(record: StartRecord, fits: "_Fits") -> "_Case | Outcome":
     try:
         observed = observed_kv(situation_of(record))
         prediction = predict(record, fits.without(record.family), fits.sglang)
-    except ConfigError as error:
-        return _apart(record, f"lacks a configuration that is understood ({error})")
+    except (ConfigError, ValueError, TypeError) as error:
+        return _apart(record, f"lacks a configuration or flags that are understood ({error})")
     if observed is None:
         return _apart(record, lacks or "lacks the KV memory, which its tokens do not tell")
     return _Case(

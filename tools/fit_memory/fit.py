@@ -168,7 +168,7 @@ def _situations(records: Iterable[StartRecord]) -> Iterator[Situation]:
     """Yield the situations of records whose model, card and version are known."""
     for record in records:
         if record.can_be_planned:
-            with suppress(ConfigError):
+            with suppress(ConfigError, ValueError, TypeError):
                 yield situation_of(record)
 
 

@@ -19,6 +19,8 @@ _UNTELLING = re.compile(
     r"|tensor|mtp|bit|int|fp|bf|nvfp|w|a|awq|gptq|autoround"
 )
 """Words of a name that change neither sizes nor layers."""
+_UNTELLING_OF_CARDS = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?|gpu|graphics|card|\d+x")
+"""Words of a card's name that profiles leave out."""
 _SAME_SIZES = {
     "llama 3.3 70b": "llama 3.1 70b",
     "llama 3 70b": "llama 3.1 70b",
@@ -61,6 +63,11 @@ class KnownModel:
         """How the configuration says that its weights are quantised, in the words of `weight_type`."""
         said = self.config.get("quantization_config")
         return weight_type(f"{self.name} {said.get('quant_method') if isinstance(said, Mapping) else ''}", {})
+
+    @property
+    def is_requantised(self) -> bool:
+        """Whether its name says how its weights are quantised, so that another checkpoint has them otherwise."""
+        return bool(weight_type(self.name, {}))
 
 
 def identity(name: str) -> str:
@@ -130,7 +137,8 @@ def find_card(text: str) -> GpuSpec | None:
     plain = (named[1] if named else re.sub(r"\([^)]*\)", " ", text)).strip().lower()
     if not plain or "class" in plain or "not stated" in plain:
         return None
-    name = re.sub(r"[\s_]+", "-", plain)
+    words = [word for word in re.split(r"[\s_-]+", plain) if not _UNTELLING_OF_CARDS.fullmatch(word)]
+    name = "-".join(words)
     for candidate in (name, re.sub(r"-?\d+-?gb$", "", name), f"{name}-sxm"):
         try:
             return load_gpu(candidate)

@@ -64,7 +64,9 @@ class StartRecord:
     @property
     def is_other_checkpoint(self) -> bool:
         """Whether its weights are quantised in another way than in the configuration at hand."""
-        return bool(self.weight_type) and self.model is not None and self.weight_type != self.model.weight_type
+        if self.model is None:
+            return False
+        return self.weight_type != self.model.weight_type if self.weight_type else self.model.is_requantised
 
 
 def read_records(path: Path, models: Path | None) -> list[StartRecord]:
@@ -85,20 +87,20 @@ def _record(fields: Fields, known: KnownModels) -> StartRecord:
     version_text = fields["version"]
     is_release = not any(word in version_text.lower() for word in _NO_RELEASE)
     version = _version(version_text) if is_release else None
-    kind = weight_type(fields["model"], fields["flags"])
+    kind = weight_type(fields["model"], fields.get("flags") or {})
     model, card = known.find(fields["model"], kind), find_card(fields["gpu"])
     printed = _printed(fields)
     return StartRecord(
         id=fields["id"],
-        family=fields["architecture"]["family"],
+        family=str((fields.get("architecture") or {}).get("family")),
         engine=fields["engine"],
         version=version,
         generation=next((kind for kind in Generation if f"({kind})" in version_text), None),
         model=model,
         weight_type=kind,
         card=card,
-        gpu_count=fields["gpu_count"],
-        flags=fields["flags"],
+        gpu_count=int(fields.get("gpu_count") or 1),
+        flags=fields.get("flags") or {},
         printed=printed,
         lacks=tuple(_lacks(fields, model, card, version, printed)),
     )
@@ -120,7 +122,7 @@ def _lacks(
     if card is not None and card.is_unified:
         yield "what the host takes of the memory that it shares"
     for flag, what in (("kv_connector", "a KV connector"), ("cpu_offload_gb", "weights in host memory")):
-        if flag in fields["flags"]:
+        if flag in (fields.get("flags") or {}):
             yield f"what {what} takes"
 
 
@@ -132,7 +134,7 @@ def _version(text: str) -> Version | None:
 
 
 def _printed(fields: Fields) -> Printed:
-    seen = fields["observed"]
+    seen = {key: value for key, value in (fields.get("observed") or {}).items() if value is not None}
     peak = _gib(seen, "activation_peak_gib")
     weights = _gib(seen, "model_loading_gib")
     if peak is None and weights is not None and "peak_torch_gib" in seen:

@@ -48,7 +48,7 @@ def predictions(
             continue
         try:
             prediction = predict(record, vllm, sglang)
-        except ConfigError:
+        except (ConfigError, ValueError, TypeError):
             continue
         if not contradiction(record, prediction):
             yield record, prediction

@@ -104,7 +104,8 @@ def _model(record: StartRecord, model: ModelSpec) -> ModelSpec:
     if not record.is_other_checkpoint:
         return model
     named = _QUANTIZATION_NAMES.get(record.weight_type, record.weight_type)
-    return replace(model, kv_scheme="", quantization=quantization_named(named), stored_weights=None)
+    quantization = quantization_named(named) if named else None
+    return replace(model, kv_scheme="", quantization=quantization, stored_weights=None)
 
 
 def _engine(record: StartRecord) -> EngineInputs:
