@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from kvengine.clock import RealClock, VirtualClock
-from kvengine.engine import Engine
+from kvengine.clock import Clock, RealClock, VirtualClock
+from kvengine.engine import Engine, StepResult
 from kvengine.request import Request, RequestId
+from kvplan.latency import LatencyLog
 from kvplan.requests.schedule import Schedule
+from kvplan.timeline import TimelineLog
+
+_POLL_EVERY_S = 0.1
+"""Viewers that attach while nothing is to be done wait no longer than that."""
 
 
 class Progress(Protocol):
@@ -31,7 +36,7 @@ class Pace(Protocol):
         ...
 
     def wait_until(self, time_s: float) -> None:
-        """Let time pass while there is nothing to do."""
+        """Let time pass while there is nothing to do, though perhaps not all of it."""
         ...
 
 
@@ -50,8 +55,8 @@ class RealPace:
         """Nothing to do: the step took its time."""
 
     def wait_until(self, time_s: float) -> None:
-        """Sleep."""
-        time.sleep(max(time_s - self.now_s(), 0.0))
+        """Sleep, for a short while at most."""
+        time.sleep(min(max(time_s - self.now_s(), 0.0), _POLL_EVERY_S))
 
 
 class StepPace:
@@ -59,7 +64,7 @@ class StepPace:
 
     Args:
         clock: Moved by each step.
-        step_s: Seconds of a step.
+        step_s: Seconds of a step; 1 to count in steps.
     """
 
     def __init__(self, clock: VirtualClock, step_s: float) -> None:
@@ -78,6 +83,28 @@ class StepPace:
     def wait_until(self, time_s: float) -> None:
         """Move the clock there."""
         self._clock.advance(max(time_s - self.now_s(), 0.0))
+
+
+class TimeLimit:
+    """Counts down from the moment it is made.
+
+    Args:
+        seconds: How long.
+        clock: By whose time; a simulation is limited by real time, not by the time that it simulates.
+    """
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._clock = clock
+        self._end_s = clock.now_s() + seconds
+
+    def left_s(self) -> float:
+        """Seconds that are left; 0 or less when time is up."""
+        return self._end_s - self._clock.now_s()
+
+
+def limit_of(seconds: float | None, clock: Clock) -> TimeLimit | None:
+    """A limit that counts from now; None for none."""
+    return None if seconds is None else TimeLimit(seconds, clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +137,8 @@ class Driver:
         stop_token_ids: frozenset[int] = frozenset(),
         progress: Progress | None = None,
     ) -> None:
+        self.latencies = LatencyLog()
+        self.usage = TimelineLog()
         self._engine = engine
         self._schedule = schedule
         self._pace = pace
@@ -121,29 +150,33 @@ class Driver:
         self._num_cancelled = 0
         self._step = 0
 
-    def run(self, *, time_limit_s: float | None = None) -> Driven:
+    def run(self, *, time_limit: TimeLimit | None = None) -> Driven:
         """Run to the end, or to the time limit.
 
         Raises:
             CapacityError: A request can never be finished, or nothing that is left can be scheduled.
         """
-        limit_s = inf if time_limit_s is None else time_limit_s
         out_of_time = False
         while not self._schedule.is_empty or self._engine.has_unfinished:
-            if self._pace.now_s() >= limit_s:
+            left_s = inf if time_limit is None else time_limit.left_s()
+            if left_s <= 0:
                 out_of_time = True
                 break
             self._add_due()
             if self._is_idle():
-                self._pace.wait_until(min(self._schedule.next_s or 0.0, limit_s))
+                self._pace.wait_until(min(self._schedule.next_s or 0.0, self._pace.now_s() + left_s))
+                self._engine.poll()
             else:
                 self._do_step()
         return Driven(num_finished=self._num_finished, num_cancelled=self._num_cancelled, out_of_time=out_of_time)
 
     def _add_due(self) -> None:
-        for spec, history in self._schedule.take(step=self._step, now_s=self._pace.now_s()):
-            request = spec.build(stop_token_ids=self._stop_token_ids, history=history)
+        now_s = self._pace.now_s()
+        for due in self._schedule.take(step=self._step, now_s=now_s):
+            spec = due.spec
+            request = spec.build(stop_token_ids=self._stop_token_ids, history=due.history)
             self._engine.add_request(request)
+            self.latencies.arrived(spec.request_id, now_s if due.time_s is None else due.time_s)
             if spec.cancel_after_tokens is not None:
                 self._impatient[spec.request_id] = (request, spec.cancel_after_tokens)
 
@@ -153,11 +186,14 @@ class Driver:
         return not self._engine.has_unfinished and next_s is not None and next_s > self._pace.now_s()
 
     def _do_step(self) -> None:
-        finished = self._engine.step().finished
+        began_s = self._pace.now_s()
+        result = self._engine.step()
         self._step += 1
         self._pace.stepped()
-        for request in finished:
+        self._note(result, began_s)
+        for request in result.finished:
             self._num_finished += 1
+            self.latencies.finished(request.request_id)
             self._end(request)
         for request, tokens in [*self._impatient.values()]:
             if request.num_output_tokens >= tokens:
@@ -167,9 +203,22 @@ class Driver:
         if self._progress is not None:
             self._progress.advanced(self._num_finished + self._num_cancelled)
 
+    def _note(self, result: StepResult, began_s: float) -> None:
+        ended_s = self._pace.now_s()
+        for request_id in result.sampled:
+            self.latencies.token(request_id, ended_s)
+        self.usage.add(
+            began_s,
+            used=result.num_used_blocks,
+            running=result.num_running,
+            waiting=result.num_waiting,
+            preemptions=result.num_preempted,
+        )
+
     def _cancel(self, request: Request) -> None:
         self._engine.abort(request.request_id)
         self._num_cancelled += 1
+        self.latencies.dropped(request.request_id)
         self._end(request)
 
     def _end(self, request: Request) -> None:

@@ -21,6 +21,8 @@ T = TypeVar("T")
 _PathToken = str | int
 LineOf = Callable[[Sequence[_PathToken]], int | None]
 """Tells the 1-based line on which the value at a path of keys and indices starts, or None."""
+PlaceOf = Callable[[Sequence[_PathToken]], Sequence[_PathToken]]
+"""Tells how the author of the file would call the value at a path, where the data is only a part of the file."""
 _MAX_FILE_BYTES = 64 * 2**20
 _MSGSPEC_PATH = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
 _PATH_TOKEN = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
@@ -91,7 +93,9 @@ def load_json_object(path: Path, *, name: str = "") -> dict[str, object]:
     return value
 
 
-def decode(value: object, schema: type[T], *, source: str, line_of: LineOf | None = None) -> T:
+def decode(
+    value: object, schema: type[T], *, source: str, line_of: LineOf | None = None, place_of: PlaceOf | None = None
+) -> T:
     """Turn plain data into `schema`.
 
     Args:
@@ -99,6 +103,7 @@ def decode(value: object, schema: type[T], *, source: str, line_of: LineOf | Non
         schema: What they must be.
         source: The file's name, which starts every message.
         line_of: Knows the line of a key, when the data came from a file with lines.
+        place_of: Knows the path to say in a message, when it is not the path in the data.
 
     Raises:
         ConfigError: The data does not fit; the message names the first key that does not.
@@ -106,7 +111,8 @@ def decode(value: object, schema: type[T], *, source: str, line_of: LineOf | Non
     try:
         return msgspec.convert(value, schema, dec_hook=_decode_extra)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), value, schema, source, line_of or (lambda _: None)) from None
+        said = (source, line_of or (lambda _: None), place_of or (lambda tokens: tokens))
+        raise _explain(str(error), value, schema, *said) from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -133,23 +139,24 @@ def _decode_extra(kind: type, value: object) -> object:
     raise ValueError(f"Expected a size in bytes, got `{type(value).__name__}`")
 
 
-def _explain(text: str, value: object, schema: object, source: str, line_of: LineOf) -> ConfigError:
+def _explain(text: str, value: object, schema: object, source: str, line_of: LineOf, place_of: PlaceOf) -> ConfigError:
     """Say what msgspec found in the words of the file's author."""
     match = _MSGSPEC_PATH.search(text)
     about_key = "`key` in `" in text
     reason = text[: match.start()] if match else text
     tokens, found, kinds = _follow(match.group(1) if match else "", value, schema)
+    place = place_of(tokens)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL)
     if unknown:
         key = unknown.group(1)
-        under = f" under {_dotted(tokens)}" if tokens else ""
+        under = f" under {_dotted(place)}" if place else ""
         line = _line(line_of, [*tokens, key])
         return ConfigError(f"unknown key {key!r}{under}{did_you_mean(key, _known_keys(kinds))}{line}", where=source)
     missing = re.fullmatch(r"Object missing required field `(.*)`", reason)
     if missing:
-        said = f"key {_dotted([*tokens, missing.group(1)])!r} is missing{_line(line_of, tokens)}"
+        said = f"key {_dotted([*place, missing.group(1)])!r} is missing{_line(line_of, tokens)}"
         return ConfigError(said, where=source)
-    where = f"{source}: {_dotted(tokens)}" if tokens else source
+    where = f"{source}: {_dotted(place)}" if place else source
     if about_key:
         return ConfigError(f"expected text for every key{_line(line_of, tokens)}", where=where)
     return ConfigError(f"{_expectation(reason, kinds, found)}{_line(line_of, tokens)}", where=where)

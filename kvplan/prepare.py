@@ -1,22 +1,24 @@
 """Points with all they refer to read and checked: workload, model, and the pool that their limits come to."""
 
 import json
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
 from kvplan.capacity import EngineKind, count_blocks
-from kvplan.loading import load_yaml
 from kvplan.requests.build import request_specs
 from kvplan.requests.spec import RequestSpec
 from kvplan.run_model import RunModel, find_model
-from kvplan.run_profile import Point, profile_path
-from kvplan.workload import Workload
+from kvplan.run_profile import Point, RunProfile
+from kvplan.workload import Workload, file_digest
 
 MAX_BLOCKS = 2**24
 """1 TiB in blocks of 64 KiB: a mistyped size must not fill the memory of this machine with records of blocks."""
@@ -27,20 +29,24 @@ class PreparedPoint:
     """A point with all it refers to read and checked; no weights are loaded yet."""
 
     point: Point
-    workload: Workload
-    workload_folder: Path
-    """Where the files that the workload names start."""
     model: RunModel
     config: EngineConfig
     fingerprint: str
     """Stands for everything that decides the result: settings, workload content, model, version."""
     series: str
-    """The same without the keys that vary: what the points of one sweep have in common."""
+    """The same without the keys that vary and the seed: what the points of one sweep have in common."""
+    requests_key: str
+    """Stands for what decides the requests alone, so that points which share them can share the work."""
 
     @property
     def is_live(self) -> bool:
         """Whether a model runs, and not the scheduler alone."""
         return self.point.profile.target == "engine"
+
+    @property
+    def workload(self) -> Workload:
+        """What is asked."""
+        return self.point.workload
 
     def requests(self) -> list[RequestSpec]:
         """The requests of the workload, in tokens.
@@ -54,8 +60,29 @@ class PreparedPoint:
             seed=self.point.profile.seed,
             vocab_size=self.model.vocab_size,
             tokenize=self.model.load_tokenize() if self.workload.needs_tokenizer else None,
-            folder=self.workload_folder,
         )
+
+
+class RequestStore:
+    """Makes the requests of points, those of equal workloads and seeds once.
+
+    Args:
+        num_kept: Lists that are remembered; the points of a sweep mostly share one a repeat.
+    """
+
+    def __init__(self, num_kept: int = 8) -> None:
+        self._num_kept = num_kept
+        self._lists: OrderedDict[str, list[RequestSpec]] = OrderedDict()
+
+    def requests(self, prepared: PreparedPoint) -> list[RequestSpec]:
+        """The requests of a point; see `PreparedPoint.requests`."""
+        key = prepared.requests_key
+        if key not in self._lists:
+            self._lists[key] = prepared.requests()
+        self._lists.move_to_end(key)
+        while len(self._lists) > self._num_kept:
+            self._lists.popitem(last=False)
+        return self._lists[key]
 
 
 def prepare(points: Sequence[Point]) -> list[PreparedPoint]:
@@ -65,39 +92,15 @@ def prepare(points: Sequence[Point]) -> list[PreparedPoint]:
         ConfigError: A file that a profile names is missing or not valid, or a limit cannot be met.
         DeviceError: The demo model is named and not installed.
     """
-    workload_of, model_of = cache(_find_workload), cache(_find_model)
+    digest, model_of = cache(file_digest), cache(_find_model)
     return [
         _prepare(
             point,
-            workload_of(point.profile.workload or "", point.folder),
+            point.workload.content(digest),
             *model_of(point.profile.model, point.folder, point.profile.target == "engine"),
         )
         for point in points
     ]
-
-
-def load_workload(path: Path) -> Workload:
-    """Read a workload and check that its keys go together.
-
-    Raises:
-        ConfigError: The file is missing or not valid.
-    """
-    workload = load_yaml(path, Workload)
-    workload.check(where=path.name)
-    return workload
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundWorkload:
-    workload: Workload
-    folder: Path
-    content: dict[str, object]
-
-
-def _find_workload(name: str, folder: Path) -> _FoundWorkload:
-    path = profile_path("workloads", name, folder=folder)
-    workload = load_workload(path)
-    return _FoundWorkload(workload, path.parent, workload.content(folder=path.parent))
 
 
 def _find_model(name: str, folder: Path, needs_weights: bool) -> tuple[RunModel, str]:
@@ -105,26 +108,37 @@ def _find_model(name: str, folder: Path, needs_weights: bool) -> tuple[RunModel,
     return model, model.identity()
 
 
-def _prepare(point: Point, found: _FoundWorkload, model: RunModel, model_identity: str) -> PreparedPoint:
-    settings = point.profile.settings()
+def _prepare(point: Point, workload: dict[str, Any], model: RunModel, model_identity: str) -> PreparedPoint:
     content = {
         "name": point.name,
-        "axes": point.axes,
+        "axes": sorted(point.axes),
         "version": version("pagedkv"),
-        "workload": found.content,
+        "workload": workload,
         "model": model_identity,
+        "settings": dict(point.settings),
     }
-    shared = {key: value for key, value in content.items() if key not in point.axes}
-    fixed = {key: value for key, value in settings.items() if key not in point.axes}
     return PreparedPoint(
         point=point,
-        workload=found.workload,
-        workload_folder=found.folder,
         model=model,
         config=plan_engine(point, model),
-        fingerprint=_digest({**content, "settings": settings}),
-        series=_digest({**shared, "settings": fixed}),
+        fingerprint=_digest(content),
+        series=_digest(_without(content, point.axes)),
+        requests_key=_digest([workload, model_identity, point.profile.seed]),
     )
+
+
+def _without(content: Mapping[str, Any], axes: Sequence[str]) -> dict[str, Any]:
+    """What the points of a sweep have in common: no key that varies, and no seed."""
+    common: dict[str, Any] = deepcopy(dict(content))
+    for axis in (*axes, "seed"):
+        common["settings"].pop(axis, None)
+        *parents, last = axis.split(".")
+        part = common
+        for parent in parents:
+            part = part.get(parent, {})
+        if isinstance(part, dict) and axis.split(".")[0] in ("workload", "model"):
+            part.pop(last, None)
+    return common
 
 
 def plan_engine(point: Point, model: RunModel) -> EngineConfig:
@@ -138,30 +152,44 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
     if max_model_len > most:
         message = f"expected at most the {most} tokens that {model.name} allows, got {max_model_len}"
         raise ConfigError(message, where=f"{point.where}: max_model_len")
+    block_size = _block_size(profile, max_model_len)
     capacity = count_blocks(
-        model.geometry.kv_cache_spec(dtype=profile.kv_cache_dtype, block_size=profile.block_size),
+        model.kv_cache_spec(
+            dtype=profile.kv_cache_dtype, block_size=block_size, tensor_parallel=profile.tensor_parallel
+        ),
         EngineKind.VLLM,
         available_bytes=profile.available_kv or 0,
         max_model_len=max_model_len,
         override=profile.num_blocks,
     )
     if capacity.num_blocks > MAX_BLOCKS:
-        message = (
-            f"{capacity.num_blocks:,} blocks of {profile.block_size} tokens are more than the {MAX_BLOCKS:,} allowed"
-        )
+        message = f"{capacity.num_blocks:,} blocks of {block_size} tokens are more than the {MAX_BLOCKS:,} allowed"
         raise ConfigError(message, where=f"{point.where}: available_kv")
     return EngineConfig(
         kv_cache=capacity.spec,
         num_blocks=capacity.num_blocks,
-        enable_prefix_caching=profile.prefix_caching,
+        enable_prefix_caching=profile.prefix_caching and profile.allocator != "contiguous",
         scheduler=SchedulerConfig(
             max_num_seqs=profile.max_num_seqs,
             max_num_batched_tokens=profile.max_num_batched_tokens,
             max_model_len=max_model_len,
             enable_chunked_prefill=profile.chunked_prefill,
+            long_prefill_token_threshold=profile.long_prefill_token_threshold,
             policy=profile.scheduling_policy,
+            watermark=profile.watermark,
         ),
     )
+
+
+def _block_size(profile: RunProfile, max_model_len: int) -> int:
+    """Tokens of a block: one for a token-level allocator; room for the longest request where it is reserved at once."""
+    match profile.allocator:
+        case "token_level":
+            return 1
+        case "contiguous":
+            return max_model_len
+        case "paged":
+            return profile.block_size
 
 
 def _digest(value: object) -> str:

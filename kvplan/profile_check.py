@@ -29,19 +29,19 @@ def _read_model(profile: Profile) -> None:
 
 
 def _read_run(profile: Profile) -> None:
-    from kvplan.run_profile import load_run
+    from kvplan.load_profiles import load_run
 
     load_run(str(profile.path))
 
 
 def _read_sweep(profile: Profile) -> None:
-    from kvplan.run_profile import load_sweep
+    from kvplan.load_profiles import load_sweep
 
     load_sweep(str(profile.path))
 
 
 def _read_workload(profile: Profile) -> None:
-    from kvplan.prepare import load_workload
+    from kvplan.load_profiles import load_workload
 
     load_workload(profile.path)
 

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from kvplan.results import Figures, PointResult
+from kvplan.figures import Figures
+from kvplan.results import PointResult
 from kvplan.run_profile import show_setting
 
 UNKNOWN = "–"
@@ -37,6 +38,15 @@ class ReportTable:
     """How many columns, from the left, name the row."""
     notes: list[str]
     """Sentences that belong below it."""
+
+
+def show_duration(seconds: float) -> str:
+    """A time for people: `0.4 s`, `12 s`, `3 min`, `2.5 h`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _count(value: int | None) -> str:
@@ -195,14 +205,18 @@ def _record(point: PointResult) -> dict[str, object]:
 
 
 def _flat(record: dict[str, object]) -> dict[str, object]:
-    """Join the keys of inner mappings; those of settings and environment stand for themselves."""
+    """Join the keys of inner mappings; those of settings and environment stand for themselves, lists stay out."""
     flat: dict[str, object] = {}
     for key, value in record.items():
         if isinstance(value, dict):
             prefix = "" if key in ("settings", "environment") else f"{key}_"
-            flat |= {f"{prefix}{inner}": item for inner, item in value.items()}
+            flat |= {f"{prefix}{inner}": item for inner, item in _flat(value).items()}
         elif isinstance(value, tuple):
             flat[key] = " ".join(map(str, value))
-        elif key != "measured":  # nothing was measured: no columns of its own
+        elif not isinstance(value, list) and not (key in _GROUPS and value is None):
             flat[key] = value
     return flat
+
+
+_GROUPS = ("measured", "latencies", "timeline", "ttft", "itl", "tpot", "e2e")
+"""Mappings that a run may be without: they then have no columns of their own."""

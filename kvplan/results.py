@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from kvengine.errors import ConfigError
+from kvplan.figures import Figures
 from kvplan.run_profile import Setting, label_of
 
 APPLICATION_ID = 0x6B76706C
@@ -25,38 +26,6 @@ CREATE TABLE points (
     point TEXT NOT NULL
 ) WITHOUT ROWID
 """
-
-
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run does, planned or measured; None where it cannot be known."""
-
-    num_blocks: int
-    """Blocks in the pool, the null block included."""
-    usable_blocks: int
-    kv_cache_bytes: int
-    """Bytes of all blocks in all layers; measured: as really allocated."""
-    peak_blocks_in_use: int | None = None
-    peak_running: int | None = None
-    preemptions: int | None = None
-    prefix_hit_tokens: int | None = None
-    """Cached tokens found at admissions, resumptions included."""
-    first_prefix_hit_tokens: int | None = None
-    """The same at first admissions only."""
-    recomputed_tokens: int | None = None
-    tail_waste_slots_mean: float | None = None
-    """Unused slots in the last blocks of running requests, mean over the steps."""
-    tail_waste_fraction: float | None = None
-    """Those slots over all slots of the blocks in use."""
-    steps: int | None = None
-    scheduled_tokens: int | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    finished_requests: int | None = None
-    elapsed_s: float | None = None
-    prompt_tokens_per_s: float | None = None
-    output_tokens_per_s: float | None = None
-    step_s_median: float | None = None
-    step_s_p90: float | None = None
 
 
 class PointResult(msgspec.Struct, frozen=True, kw_only=True):

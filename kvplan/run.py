@@ -1,27 +1,20 @@
 """One point from its preparation to its result: simulate it, and run it on the live engine."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-import msgspec
-
-from kvengine.clock import RealClock, VirtualClock
-from kvengine.config import EngineConfig
-from kvengine.engine import Engine
-from kvengine.errors import CapacityError, KVError
-from kvengine.observer import TelemetryPublisher, engine_facts
-from kvengine.runner import SyntheticRunner
-from kvengine.units import format_bytes
-from kvplan.drive import Driver, Progress, RealPace, StepPace
+from kvengine.errors import CapacityError
+from kvplan.drive import Progress
+from kvplan.figures import Figures
+from kvplan.live import LiveRun, run_live
+from kvplan.point_engine import budget_figures
 from kvplan.prepare import PreparedPoint
-from kvplan.requests.schedule import Schedule
 from kvplan.requests.spec import RequestSpec
-from kvplan.results import Figures, PointResult, make_folder
+from kvplan.results import PointResult, make_folder
 from kvplan.run_model import LiveModels
+from kvplan.simulation import Simulation, simulate
 
 
 def run_point(
@@ -50,140 +43,29 @@ def run_point(
     """
     if recording is not None:
         make_folder(recording)
+    is_live = prepared.is_live
     try:
-        planned = simulate(prepared, requests, recording=None if prepared.is_live else recording)
+        simulation = simulate(
+            prepared,
+            requests,
+            recording=None if is_live else recording,
+            progress=None if is_live else progress,
+            debug=debug and not is_live,
+        )
     except CapacityError as error:
         return _result(prepared, requests, planned=budget_figures(prepared.config), misfit=error)
-    live = None
-    if prepared.is_live:
-        live = run_live(prepared, requests, models=models, recording=recording, progress=progress, debug=debug)
-    return _result(prepared, requests, planned=planned, live=live, recording=recording)
-
-
-def budget_figures(config: EngineConfig) -> Figures:
-    """What the budget alone says of a pool."""
-    return Figures(
-        num_blocks=config.num_blocks,
-        usable_blocks=max(config.num_blocks - 1, 0),
-        kv_cache_bytes=config.num_blocks * config.kv_cache.block_bytes,
-    )
-
-
-def schedule_of(prepared: PreparedPoint, requests: Sequence[RequestSpec]) -> Schedule:
-    """When the requests of a point come."""
-    workload = prepared.workload
-    return Schedule(requests, users=workload.users, think_s=workload.think_s or 0.0)
-
-
-def simulate(prepared: PreparedPoint, requests: Sequence[RequestSpec], *, recording: Path | None = None) -> Figures:
-    """Run the scheduler on these requests without a model; every output has its full length.
-
-    Blocks, preemptions and hits are those of a live run whose outputs do not end early. Times do not come out; where
-    requests come by time, every step is taken to last `step_s`.
-
-    Raises:
-        CapacityError: A request can never be finished in this pool.
-    """
-    config = prepared.config
-    if config.num_blocks < 2:
-        size = format_bytes(config.kv_cache.block_bytes)
-        raise CapacityError(
-            f"the pool has room for {config.num_blocks} blocks of {config.block_size} tokens ({size} each)"
-            " and needs at least 2, as one is the null block",
-            hint=f"set available_kv to {format_bytes(2 * config.kv_cache.block_bytes)} or more",
+    if not is_live:
+        return _result(
+            prepared, requests, planned=simulation.figures, out_of_time=simulation.out_of_time, recording=recording
         )
-    clock, publisher = VirtualClock(), None
-    if recording is not None:
-        facts = engine_facts(config, model=prepared.model.name, label=prepared.point.title, simulated=True)
-        publisher = TelemetryPublisher.open(facts, clock=clock, socket=False, recording=recording)
-    engine = Engine(config, SyntheticRunner(), clock=clock, publisher=publisher)
-    pace = StepPace(clock, prepared.point.profile.step_s if prepared.workload.is_timed else 0.0)
-    with _closing(engine):
-        _refuse_misfits(engine, requests)
-        Driver(engine, schedule_of(prepared, requests), pace=pace).run()
-    return _figures(engine)
+    live = run_live(prepared, requests, models=models, recording=recording, progress=progress, debug=debug)
+    planned = _whole(prepared, simulation)
+    return _result(prepared, requests, planned=planned, live=live, out_of_time=live.out_of_time, recording=recording)
 
 
-def _refuse_misfits(engine: Engine, requests: Sequence[RequestSpec]) -> None:
-    """Before anything runs, say what the largest request needs if the pool cannot hold it."""
-    longest = max(requests, key=lambda request: request.num_tokens)
-    longest_prompt = max(requests, key=lambda request: request.num_prompt_tokens)
-    for request in (longest, longest_prompt):
-        misfit = engine.never_fits(request.build_longest())
-        if misfit is not None:
-            raise misfit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveRun:
-    """What a run of the live engine came to."""
-
-    measured: Figures
-    environment: dict[str, str]
-    error: CapacityError | None
-    """Why requests were left, if any were."""
-
-
-def run_live(
-    prepared: PreparedPoint,
-    requests: Sequence[RequestSpec],
-    *,
-    models: LiveModels,
-    recording: Path | None = None,
-    progress: Progress | None = None,
-    debug: bool = False,
-) -> LiveRun:
-    """Run the requests on the model, watched through telemetry; see `run_point`."""
-    runner = models.runner(prepared.model, prepared.config, prepared.point.profile.device)
-    clock = RealClock()
-    facts = engine_facts(prepared.config, model=prepared.model.name, label=prepared.point.title)
-    publisher = TelemetryPublisher.open(facts, clock=clock, recording=recording)
-    engine = Engine(prepared.config, runner, clock=clock, publisher=publisher, debug=debug)
-    driver = Driver(
-        engine,
-        schedule_of(prepared, requests),
-        pace=RealPace(clock),
-        stop_token_ids=prepared.model.eos_token_ids if prepared.workload.stop_at_eos else frozenset(),
-        progress=progress,
-    )
-    error = None
-    try:
-        with _closing(engine):
-            driver.run()
-    except CapacityError as caught:
-        error = caught
-    stats, times = engine.stats, engine.step_times
-    measured = msgspec.structs.replace(
-        _figures(engine),
-        kv_cache_bytes=runner.cache_bytes,
-        elapsed_s=stats.elapsed_s,
-        prompt_tokens_per_s=stats.prompt_tokens_per_s,
-        output_tokens_per_s=stats.output_tokens_per_s,
-        step_s_median=times.median_s if times else None,
-        step_s_p90=times.p90_s if times else None,
-    )
-    return LiveRun(measured=measured, environment=models.environment(), error=error)
-
-
-def _figures(engine: Engine) -> Figures:
-    """The counters of an engine that has run; times are left out."""
-    stats, config = engine.stats, engine.config
-    return msgspec.structs.replace(
-        budget_figures(config),
-        peak_blocks_in_use=stats.peak_blocks_in_use,
-        peak_running=stats.peak_running,
-        preemptions=stats.preemptions,
-        prefix_hit_tokens=stats.prefix_hit_tokens,
-        first_prefix_hit_tokens=stats.first_prefix_hit_tokens,
-        recomputed_tokens=stats.recomputed_tokens,
-        tail_waste_slots_mean=stats.tail_waste_slots_mean,
-        tail_waste_fraction=stats.tail_waste_fraction,
-        steps=stats.steps,
-        scheduled_tokens=stats.scheduled_tokens,
-        prompt_tokens=stats.prompt_tokens,
-        output_tokens=stats.output_tokens,
-        finished_requests=stats.finished,
-    )
+def _whole(prepared: PreparedPoint, simulation: Simulation) -> Figures:
+    """The plan of a live run; what a simulation that was cut short counted is no plan for the whole."""
+    return budget_figures(prepared.config) if simulation.out_of_time else simulation.figures
 
 
 def _result(
@@ -193,14 +75,18 @@ def _result(
     planned: Figures,
     misfit: CapacityError | None = None,
     live: LiveRun | None = None,
+    out_of_time: bool = False,
     recording: Path | None = None,
 ) -> PointResult:
+    figures = live.measured if live else planned
     error = misfit or (live.error if live else None)
+    if out_of_time and error is None:
+        error = _time_is_up(prepared, figures, len(requests))
     return PointResult(
         fingerprint=prepared.fingerprint,
         series=prepared.series,
         name=prepared.point.name,
-        settings=prepared.point.profile.settings(),
+        settings=dict(prepared.point.settings),
         axes=prepared.point.axes,
         outcome="does_not_fit" if misfit else "unfinished" if error else "finished",
         message=error.message if error else "",
@@ -214,15 +100,10 @@ def _result(
     )
 
 
-@contextmanager
-def _closing(engine: Engine) -> Iterator[None]:
-    """Tell whoever watches the engine how its run ended."""
-    reason = "interrupted"
-    try:
-        yield
-        reason = "done"
-    except KVError as error:
-        reason = error.message
-        raise
-    finally:
-        engine.close(reason)
+def _time_is_up(prepared: PreparedPoint, figures: Figures, num_requests: int) -> CapacityError:
+    limit_s = prepared.point.profile.time_limit_s
+    ended = (figures.finished_requests or 0) + (figures.cancelled_requests or 0)
+    return CapacityError(
+        f"ended after its time limit of {limit_s:g} s: {ended} of {num_requests} requests had finished",
+        hint="raise time_limit_s",
+    )

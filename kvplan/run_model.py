@@ -4,7 +4,7 @@ import platform
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvengine.config import EngineConfig
 from kvengine.errors import ConfigError, DeviceError
@@ -13,7 +13,7 @@ from kvengine.model_files import find_demo_model
 from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.tokenizer import load_tokenizer
 from kvplan.loading import did_you_mean
-from kvplan.model_spec import load_model_profile
+from kvplan.model_spec import ModelSpec, load_model_profile
 from kvplan.profiles import find_profiles, try_find_profile
 from kvplan.run_profile import Device
 from kvplan.workload import Tokenize
@@ -27,19 +27,6 @@ DEMO_MODEL = "smollm2-135m"
 _IDENTITY_BYTES = 2**20
 
 
-class KVGeometry(Protocol):
-    """What decides the size of a KV block: read from weights (`LlamaConfig`) or from a model profile (`ModelSpec`)."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest context in tokens."""
-        ...
-
-    def kv_cache_spec(self, *, dtype: KVDtype, block_size: int) -> KVCacheSpec:
-        """Geometry of the model's KV cache on one device."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunModel:
     """A model that is run or simulated: where its files are, and what is known of its geometry."""
@@ -47,9 +34,25 @@ class RunModel:
     name: str
     path: Path | None
     """A folder or GGUF file; None for a model profile, which has neither weights nor a tokenizer."""
-    geometry: KVGeometry
+    geometry: LlamaConfig | ModelSpec
+    """Read from the files, or from a model profile."""
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
+
+    def kv_cache_spec(self, *, dtype: KVDtype, block_size: int, tensor_parallel: int) -> KVCacheSpec:
+        """Geometry of the model's KV cache on one GPU.
+
+        Raises:
+            ConfigError: The model does not divide over so many GPUs, or is of a kind that has no live pool.
+        """
+        if isinstance(self.geometry, ModelSpec):
+            return self.geometry.kv_cache_spec(dtype=dtype, block_size=block_size, tensor_parallel=tensor_parallel)
+        if tensor_parallel > 1:
+            raise ConfigError(
+                f"{self.name} is run on one device; tensor_parallel {tensor_parallel} can only be simulated",
+                hint="target: simulated, with a model profile",
+            )
+        return self.geometry.kv_cache_spec(dtype=dtype, block_size=block_size)
 
     def load_tokenize(self) -> Tokenize:
         """Load what turns text into tokens.

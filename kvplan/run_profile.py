@@ -1,10 +1,9 @@
-"""Run and sweep profiles: the YAML that says what is run, and the points of a grid."""
+"""Run profiles: the YAML that says what is run, and one run with all that it refers to."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -12,28 +11,46 @@ from kvengine.config import SchedulingPolicy
 from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
 from kvengine.units import format_bytes
-from kvplan.loading import ByteSize, FileSchema, decode, read_text
-from kvplan.profiles import find_profile
-
-_Schema = TypeVar("_Schema")
+from kvplan.loading import ByteSize, FileSchema
+from kvplan.workload import Workload
 
 Setting = str | int | float | bool | None
 
 Target = Literal["engine", "simulated"]
 """Where a run happens: our engine with a real model, or its scheduler alone, without a model."""
 Device = Literal["auto", "cpu", "cuda"]
+Allocator = Literal["paged", "token_level", "contiguous"]
+"""How KV memory is handed out: in blocks, in single tokens, or as room for the longest request at once."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Count0 = Annotated[int, msgspec.Meta(ge=0)]
 Seed = Annotated[int, msgspec.Meta(ge=0)]
 NumBlocks = Annotated[int, msgspec.Meta(ge=2)]
 """One block is the null block, so a pool needs two."""
 StepSeconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+Limit = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+LimitSeconds = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 ModelLen = Annotated[int, msgspec.Meta(ge=2)]
 MAX_NUMBER = 2**60
 """An exbibyte, and more than any count: what is larger is a slip of the hand."""
 
 
+class ServiceLevel(FileSchema, frozen=True, kw_only=True):
+    """What a user may expect of one request; a limit that is not given does not count."""
+
+    ttft_s: Limit | None = None
+    """From arrival to the first token."""
+    tpot_s: Limit | None = None
+    """Mean time between tokens."""
+    e2e_s: Limit | None = None
+    """From arrival to the last token."""
+
+    def __post_init__(self) -> None:
+        if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
+            raise ValueError("expected at least one of ttft_s, tpot_s, e2e_s")
+
+
 class RunProfile(FileSchema, frozen=True, kw_only=True):
-    """The decoded form of a file in `profiles/runs`: one run of the engine.
+    """The decoded form of a file in `profiles/runs`, without its workload: one run of the engine.
 
     The pool has either a size in bytes, from which the blocks are planned, or a number of blocks.
     """
@@ -42,74 +59,49 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     target: Target = "engine"
     model: str = "smollm2-135m"
     """The demo model, a folder in Hugging Face form, or a GGUF file; a simulated run also takes a model profile."""
-    workload: str | None = None
-    """A name under `profiles/workloads`, or a YAML file."""
     seed: Seed = 0
-    """Decides random lengths and tokens of the workload."""
+    """Decides everything random of the workload."""
     block_size: Count = 16
-    """Tokens per block."""
+    """Tokens per block of the paged allocator."""
+    allocator: Allocator = "paged"
     available_kv: ByteSize | None = None
-    """Bytes for KV blocks, such as `48MiB`."""
+    """Bytes for KV blocks on each GPU, such as `48MiB`."""
     num_blocks: NumBlocks | None = None
     """Blocks in the pool, the null block included; instead of `available_kv`."""
     kv_cache_dtype: KVDtype = KVDtype.FLOAT32
+    tensor_parallel: Count = 1
+    """GPUs that share the model's heads."""
     prefix_caching: bool = True
     chunked_prefill: bool = True
     max_num_seqs: Count = 256
     """Most requests running at once."""
     max_num_batched_tokens: Count = 2048
     """Most tokens of one step."""
+    long_prefill_token_threshold: Count0 = 0
+    """Most tokens of one prompt in a step; 0: no such limit."""
     max_model_len: ModelLen | None = None
     """Most tokens of a request, prompt and output; none: as many as the model allows."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """Who is admitted first, and who is preempted first."""
+    watermark: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    """Share of the pool that an admission must leave free."""
     device: Device = "auto"
+    warmup_requests: Count0 = 0
+    """Requests that are run beforehand in a pool of their own and not measured."""
+    time_limit_s: LimitSeconds | None = None
+    """A run that takes longer is ended, and says so."""
     step_s: StepSeconds = 0.05
     """How long a step is taken to last in a simulation whose requests come by time."""
 
+    slo: ServiceLevel | None = None
+    """What a request must keep to count as good."""
+
     def settings(self) -> dict[str, Setting]:
-        """Every key but the description, as plain values."""
-        values: dict[str, Setting] = msgspec.to_builtins(self, enc_hook=int)
+        """Every key but the description, as plain values; those of the service level as `slo.ttft_s`."""
+        values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=int)
         del values["about"]
-        return values
-
-
-Value = TypeVar("Value")
-Values = Annotated[tuple[Value, ...], msgspec.Meta(min_length=1)]
-
-
-class Grid(FileSchema, frozen=True, kw_only=True):
-    """Lists of values for keys of a run profile; every combination is a point."""
-
-    target: Values[Target] = ()
-    model: Values[str] = ()
-    workload: Values[str] = ()
-    seed: Values[Seed] = ()
-    block_size: Values[Count] = ()
-    available_kv: Values[ByteSize] = ()
-    num_blocks: Values[NumBlocks] = ()
-    kv_cache_dtype: Values[KVDtype] = ()
-    prefix_caching: Values[bool] = ()
-    chunked_prefill: Values[bool] = ()
-    max_num_seqs: Values[Count] = ()
-    max_num_batched_tokens: Values[Count] = ()
-    max_model_len: Values[ModelLen] = ()
-    scheduling_policy: Values[SchedulingPolicy] = ()
-    device: Values[Device] = ()
-    step_s: Values[StepSeconds] = ()
-
-    def axes(self) -> dict[str, tuple[Any, ...]]:
-        """The keys that vary, and their values."""
-        return {key: values for key, values in msgspec.structs.asdict(self).items() if values}
-
-
-class SweepProfile(FileSchema, frozen=True, kw_only=True):
-    """The decoded form of a file in `profiles/sweeps`: one run, and the keys that vary."""
-
-    about: str = ""
-    run: RunProfile
-    """What all points have in common."""
-    grid: Grid
+        level = values.pop("slo")
+        return values | ({} if level is None else {f"slo.{key}": value for key, value in level.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +113,18 @@ class Point:
     where: str
     """The profile's file, for messages."""
     folder: Path
-    """Where relative paths in the profile start."""
+    """Where a relative model starts."""
     axes: tuple[str, ...] = ()
     """The keys that the sweep varies; empty for a run of its own."""
     profile: RunProfile
+    workload: Workload
+    settings: Mapping[str, Setting]
+    """Every key of the run, `workload` by its name, and keys of the workload that are set beside it."""
 
     @property
     def label(self) -> str:
         """What sets it apart from the other points: `block_size=16 seed=1`."""
-        return label_of(self.profile.settings(), self.axes)
+        return label_of(self.settings, self.axes)
 
     @property
     def title(self) -> str:
@@ -149,98 +144,20 @@ def show_setting(key: str, value: Setting) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def load_run(target: str, *, overrides: Sequence[str] = ()) -> Point:
-    """Read a run profile.
-
-    Args:
-        target: A YAML file, or the name of a profile.
-        overrides: `key=value` pairs that replace what the file says.
+def check_profile(profile: RunProfile, workload: Workload | None, *, where: str) -> Workload:
+    """Refuse what is missing or does not go together; returns the workload, which is there.
 
     Raises:
-        ConfigError: There is no such profile, or it is not valid.
+        ConfigError: It names the file and the keys.
     """
-    path, profile = _load("runs", target, RunProfile, overrides)
-    point = Point(name=path.stem, where=path.name, folder=path.parent, profile=profile)
-    _check_complete(point)
-    return point
-
-
-def load_sweep(target: str, *, overrides: Sequence[str] = ()) -> list[Point]:
-    """Read a sweep profile into its points: every combination of the grid's values, the last key varying fastest.
-
-    Args:
-        target: A YAML file, or the name of a profile.
-        overrides: `run.key=value` or `grid.key=[values]` that replace what the file says.
-
-    Raises:
-        ConfigError: There is no such profile, it is not valid, its grid is empty, or a value is listed twice.
-    """
-    path, sweep = _load("sweeps", target, SweepProfile, overrides)
-    axes = sweep.grid.axes()
-    if not axes:
-        raise ConfigError("expected at least one key with a list of values", where=f"{path.name}: grid")
-    for key, listed in axes.items():
-        for index, value in enumerate(listed):
-            if value in listed[:index]:
-                raise ConfigError(f"{value!r} is listed twice", where=f"{path.name}: grid.{key}[{index}]")
-    points = []
-    for values in itertools.product(*axes.values()):
-        profile = msgspec.structs.replace(sweep.run, **dict(zip(axes, values, strict=True)))
-        point = Point(name=path.stem, where=path.name, folder=path.parent, axes=tuple(axes), profile=profile)
-        _check_complete(point)
-        points.append(point)
-    return points
-
-
-def profile_path(kind: str, target: str, *, folder: Path | None = None) -> Path:
-    """Find the file that a command or another profile names.
-
-    Args:
-        kind: `runs`, `sweeps` or `workloads`.
-        target: A YAML file, or the name of a profile of that kind.
-        folder: Where a relative file starts; the working directory if there is none.
-
-    Raises:
-        ConfigError: There is no profile of that name.
-    """
-    if target.endswith((".yaml", ".yml")) or "/" in target:
-        return (folder or Path()) / target
-    return find_profile(kind, target).path
-
-
-def _load(kind: str, target: str, schema: type[_Schema], overrides: Sequence[str]) -> tuple[Path, _Schema]:
-    from kvplan.yaml_text import parse_yaml
-
-    path = profile_path(kind, target)
-    document = parse_yaml(read_text(path), source=path.name)
-    for override in overrides:
-        _override(document.value, override)
-    return path, decode(document.value, schema, source=path.name, line_of=document.line_of)
-
-
-def _override(document: object, override: str) -> None:
-    from kvplan.yaml_text import parse_yaml
-
-    keys, equals, text = override.partition("=")
-    if not equals or not keys or not text:
-        raise ConfigError(f"expected key=value, got {override!r}", where="--set")
-    *parents, last = keys.split(".")
-    for parent in parents:
-        document = document.get(parent) if isinstance(document, dict) else None
-    if not isinstance(document, dict):
-        raise ConfigError(f"the profile has no {'.'.join(parents)!r}, so {keys!r} cannot be set", where="--set")
-    document[last] = parse_yaml(text, source="--set").value
-
-
-def _check_complete(point: Point) -> None:
-    profile = point.profile
     for key, value in profile.settings().items():
         if isinstance(value, int) and value > MAX_NUMBER:
-            raise ConfigError(f"{value} is larger than anything that can be run", where=f"{point.where}: {key}")
-    if profile.workload is None:
+            raise ConfigError(f"{value} is larger than anything that can be run", where=f"{where}: {key}")
+    if workload is None:
         message = "key 'workload' is missing: a name under profiles/workloads, or a YAML file"
-        raise ConfigError(message, where=point.where)
+        raise ConfigError(message, where=where)
     if (profile.available_kv is None) == (profile.num_blocks is None):
         given = "neither" if profile.available_kv is None else "both"
         message = f"expected either available_kv (such as 48MiB) or num_blocks, got {given}"
-        raise ConfigError(message, where=point.where)
+        raise ConfigError(message, where=where)
+    return workload

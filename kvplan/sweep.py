@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplan.drive import Progress
-from kvplan.prepare import PreparedPoint
+from kvplan.prepare import PreparedPoint, RequestStore
 from kvplan.results import PointResult, ResultsFile
 from kvplan.run import run_point
 from kvplan.run_model import LiveModels
@@ -34,6 +34,7 @@ def run_sweep(
     *,
     progress: SweepProgress,
     recordings: Path | None = None,
+    retry: bool = False,
     debug: bool = False,
 ) -> list[PointResult]:
     """Run every point that the results file does not hold yet.
@@ -43,6 +44,7 @@ def run_sweep(
         results: Where finished points are kept; one is written in one transaction, after it has finished.
         progress: Told what happens.
         recordings: Folder for a telemetry recording of each live point; None for none.
+        retry: Also run what the file holds and did not finish.
         debug: Check all invariants after every step.
 
     Returns:
@@ -52,8 +54,8 @@ def run_sweep(
         ConfigError: The results file cannot be written, or the engine cannot run a point's model.
         DeviceError: What runs the model is not there.
     """
-    models = LiveModels()
-    return [_result_of(point, results, models, progress, recordings, debug) for point in points]
+    models, store = LiveModels(), RequestStore()
+    return [_result_of(point, results, models, store, progress, recordings, retry, debug) for point in points]
 
 
 def recording_path(folder: Path, prepared: PreparedPoint) -> Path:
@@ -66,15 +68,17 @@ def _result_of(
     prepared: PreparedPoint,
     results: ResultsFile,
     models: LiveModels,
+    store: RequestStore,
     progress: SweepProgress,
     recordings: Path | None,
+    retry: bool,
     debug: bool,
 ) -> PointResult:
     kept = results.find(prepared.fingerprint)
-    if kept is not None:
+    if kept is not None and (kept.outcome == "finished" or not retry):
         progress.skipped(kept)
         return kept
-    requests = prepared.requests()
+    requests = store.requests(prepared)
     result = run_point(
         prepared,
         requests,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -124,7 +124,7 @@ class Cancellations(FileSchema, frozen=True, kw_only=True):
 class Workload(FileSchema, frozen=True, kw_only=True):
     """The decoded form of a file in `profiles/workloads`."""
 
-    about: str
+    about: str = ""
     source: str = ""
     chat_format: Literal["chatml", "plain"] = "plain"
     """How system, user and assistant are marked in the text."""
@@ -181,19 +181,19 @@ class Workload(FileSchema, frozen=True, kw_only=True):
         for problem in (*_source_problems(self), *_arrival_problems(self)):
             raise ConfigError(problem, where=where)
 
-    def content(self, *, folder: Path) -> dict[str, object]:
-        """All that decides the requests, as plain values, the content of a trace included; no descriptions.
+    def content(self, digest: "Callable[[Path], str]") -> dict[str, Any]:
+        """All that decides the requests, as plain values; of a trace its content and not its name.
 
         Args:
-            folder: Where a relative trace starts.
+            digest: Stands for the content of a file or folder; `file_digest` does it.
 
         Raises:
             ConfigError: The trace cannot be read.
         """
-        content: dict[str, object] = msgspec.to_builtins(self)
+        content: dict[str, Any] = msgspec.to_builtins(self)
         del content["about"], content["source"]
         if self.trace is not None:
-            content["trace_digest"] = _digest(folder / self.trace.file)
+            content["trace"]["file"] = digest(Path(self.trace.file))
         return content
 
 
@@ -248,8 +248,12 @@ def _arrival_problems(workload: Workload) -> "list[str]":
     return problems
 
 
-def _digest(path: Path) -> str:
-    """Tell apart two contents of a file, or of all files of a folder."""
+def file_digest(path: Path) -> str:
+    """Tell apart two contents of a file, or of all files of a folder.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     digest = sha256()
     try:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:

@@ -1,6 +1,6 @@
 """The engine loop: schedule, run the model, update, publish."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,10 @@ class Publisher(Protocol):
         """Show one finished step."""
         ...
 
+    def poll(self) -> None:
+        """Look after whoever watches while no step runs."""
+        ...
+
     def close(self, reason: str) -> None:
         """Say that the run is over."""
         ...
@@ -49,6 +53,15 @@ class StepResult:
     """Tokens computed; 0 in an idle step."""
     finished: Sequence[Request]
     """Requests that ended in this step, in scheduled order."""
+    sampled: Collection[RequestId]
+    """Requests that got an output token."""
+    num_preempted: int
+    num_used_blocks: int
+    """Usable blocks that were not free right after `schedule`."""
+    num_running: int
+    """Requests in the running list right after `schedule`."""
+    num_waiting: int
+    """Requests in the queue right after `schedule`."""
 
 
 class Engine:
@@ -131,19 +144,38 @@ class Engine:
 
     def step(self) -> StepResult:
         """Schedule once, compute what was scheduled, and hand the new tokens back."""
-        started_s = self._clock.now_s()
-        output = self._scheduler.schedule()
-        self._stats.scheduled(output, self._scheduler.running, self._scheduler.kv_cache)
+        clock, scheduler = self._clock, self._scheduler
+        started_s = clock.now_s()
+        output = scheduler.schedule()
+        self._stats.scheduled(output, scheduler.running, scheduler.kv_cache)
+        num_used, num_running = scheduler.kv_cache.pool.num_used, len(scheduler.running)
+        num_waiting = scheduler.num_waiting
+        scheduled_s = clock.now_s()
         sampled = self._runner.execute(output) if output.scheduled else {}
-        finished = self._scheduler.update(output, sampled)
+        executed_s = clock.now_s()
+        finished = scheduler.update(output, sampled)
         self._stats.sampled(output, sampled, finished)
-        self._stats.timed(output, started_s, self._clock.now_s())
+        self._stats.timed(output, started_s, scheduled_s, executed_s, clock.now_s())
         self._idle_steps = 0 if output.scheduled or output.preempted else self._idle_steps + 1
         if self._publisher is not None:
-            self._publisher.publish(self._scheduler, output, finished, self._stats)
+            self._publisher.publish(scheduler, output, finished, self._stats)
         if self._debug:
-            self._scheduler.check_invariants()
-        return StepResult(step=output.step, num_tokens=output.num_tokens, finished=finished)
+            scheduler.check_invariants()
+        return StepResult(
+            step=output.step,
+            num_tokens=output.num_tokens,
+            finished=finished,
+            sampled=sampled.keys(),
+            num_preempted=len(output.preempted),
+            num_used_blocks=num_used,
+            num_running=num_running,
+            num_waiting=num_waiting,
+        )
+
+    def poll(self) -> None:
+        """Look after whoever watches, while there is nothing to do."""
+        if self._publisher is not None:
+            self._publisher.poll()
 
     def run_until_done(self) -> list[Request]:
         """Step until nothing is left, and return what finished, in that order.

@@ -66,6 +66,13 @@ class StepTimes:
     median_s: float
     p90_s: float
     """Nearest rank: the smallest time that at least 90 % of the steps did not exceed."""
+    max_s: float
+    schedule_s: float
+    """Of all steps together: deciding what to compute, and counting it."""
+    execute_s: float
+    """Of all steps together: computing it on the device."""
+    update_s: float
+    """Of all steps together: taking in what came out. What is published to viewers is not in any of the three."""
 
 
 class StatsCollector:
@@ -97,6 +104,7 @@ class StatsCollector:
         self._started_s: float | None = None
         self._ended_s = 0.0
         self._step_s = array("d")
+        self._schedule_s = self._execute_s = self._update_s = 0.0
 
     def scheduled(self, output: SchedulerOutput, running: Sequence[Request], kv_cache: KVCacheManager) -> None:
         """Count one scheduling decision, before the model runs."""
@@ -127,13 +135,18 @@ class StatsCollector:
         self.aborted += 1
         self._reached.pop(request_id, None)
 
-    def timed(self, output: SchedulerOutput, started_s: float, ended_s: float) -> None:
-        """Count the time of one step."""
+    def timed(
+        self, output: SchedulerOutput, started_s: float, scheduled_s: float, executed_s: float, ended_s: float
+    ) -> None:
+        """Count the time of one step: when it began, was decided, was computed, and was taken in."""
         if self._started_s is None:
             self._started_s = started_s
         self._ended_s = ended_s
         if output.num_tokens:
             self._step_s.append(ended_s - started_s)
+            self._schedule_s += scheduled_s - started_s
+            self._execute_s += executed_s - scheduled_s
+            self._update_s += ended_s - executed_s
 
     def snapshot(self) -> EngineStats:
         """The counters now."""
@@ -157,10 +170,17 @@ class StatsCollector:
         )
 
     def step_times(self) -> StepTimes | None:
-        """Median and 90th percentile; None before the first step that scheduled a token."""
+        """How long steps took, and what they spent it on; None before the first step that scheduled a token."""
         if not self._step_s:
             return None
-        return StepTimes(median_s=median(self._step_s), p90_s=_nearest_rank(self._step_s, 0.9))
+        return StepTimes(
+            median_s=median(self._step_s),
+            p90_s=_nearest_rank(self._step_s, 0.9),
+            max_s=max(self._step_s),
+            schedule_s=self._schedule_s,
+            execute_s=self._execute_s,
+            update_s=self._update_s,
+        )
 
     def _count_admissions(self, output: SchedulerOutput) -> None:
         first: set[RequestId] = set()

@@ -9,10 +9,10 @@ from rich.text import Text
 
 from kvengine.units import format_bytes
 from kvplan.cli.output import Format, print_csv, print_json, print_rich, stdout_console
-from kvplan.prepare import PreparedPoint
-from kvplan.report import report_document, report_rows, report_table
+from kvplan.report import UNKNOWN, report_document, report_rows, report_table, show_duration
 from kvplan.results import PointResult
 from kvplan.run_profile import show_setting
+from kvplan.time_estimate import PlannedPoint
 
 _WIDEST = 10_000
 """Columns that no table reaches."""
@@ -28,15 +28,16 @@ def print_results(points: Sequence[PointResult], output_format: Format, *, title
         _print_result_table(points, title)
 
 
-def print_plans(points: Sequence[tuple[PreparedPoint, bool]], output_format: Format, *, title: str) -> None:
-    """Print what would be run: each point with its pool, and whether it was finished before."""
-    records = [_plan_record(prepared, is_kept) for prepared, is_kept in points]
+def print_plans(plans: Sequence[PlannedPoint], output_format: Format, *, title: str) -> None:
+    """Print what would be run: each point with its pool, what it asks for, and how long it may take."""
+    records = [_plan_record(plan) for plan in plans]
     if output_format is Format.JSON:
-        print_json({"schema": "kvplan.points/1", "points": records})
+        print_json({"schema": "kvplan.points/1", "points": records, "estimate_s": _total_s(plans)})
     elif output_format is Format.CSV:
         print_csv(records)
     else:
-        _print_whole(_plan_table(points, title))
+        _print_whole(_plan_table(plans, title))
+        print_rich("", Text(_plan_note(plans), style="dim"))
 
 
 def _print_result_table(points: Sequence[PointResult], title: str) -> None:
@@ -62,10 +63,12 @@ def _print_whole(table: Table) -> None:
     console.print(table)
 
 
-def _plan_record(prepared: PreparedPoint, is_kept: bool) -> dict[str, object]:
+def _plan_record(plan: PlannedPoint) -> dict[str, object]:
+    prepared, demand = plan.prepared, plan.demand
     config = prepared.config
     return {
         "label": prepared.point.label,
+        "seed": prepared.point.profile.seed,
         "block_size": config.block_size,
         "num_blocks": config.num_blocks,
         "usable_blocks": max(config.num_blocks - 1, 0),
@@ -73,22 +76,52 @@ def _plan_record(prepared: PreparedPoint, is_kept: bool) -> dict[str, object]:
         "bytes_per_block": config.kv_cache.block_bytes,
         "kv_cache_bytes": config.num_blocks * config.kv_cache.block_bytes,
         "max_model_len": config.scheduler.max_model_len,
-        "is_kept": is_kept,
+        "num_requests": demand.num_requests if demand else None,
+        "prompt_tokens": demand.prompt_tokens if demand else None,
+        "output_tokens": demand.output_tokens if demand else None,
+        "estimate_s": plan.estimate_s,
+        "is_kept": plan.is_kept,
     }
 
 
-def _plan_table(points: Sequence[tuple[PreparedPoint, bool]], title: str) -> Table:
-    axes = points[0][0].point.axes
+def _plan_table(plans: Sequence[PlannedPoint], title: str) -> Table:
+    axes = plans[0].prepared.point.axes
+    is_repeated = len({plan.prepared.point.profile.seed for plan in plans}) > 1 and "seed" not in axes
     table = _empty_table(title)
-    for heading in (*axes, "blocks", "usable", "token slots", "a block", "the pool"):
+    for heading in (*axes, *(["seed"] if is_repeated else []), "blocks", "token slots", "a block", "the pool"):
+        table.add_column(heading, justify="right")
+    for heading in ("requests", "tokens", "about"):
         table.add_column(heading, justify="right")
     table.add_column("state")
-    for prepared, is_kept in points:
-        settings, record = prepared.point.profile.settings(), _plan_record(prepared, is_kept)
+    for plan in plans:
+        settings, record = plan.prepared.point.settings, _plan_record(plan)
+        demand = plan.demand
         table.add_row(
             *(show_setting(axis, settings[axis]) for axis in axes),
-            *(f"{record[key]:,}" for key in ("num_blocks", "usable_blocks", "token_slots")),
+            *([str(record["seed"])] if is_repeated else []),
+            *(f"{record[key]:,}" for key in ("num_blocks", "token_slots")),
             *(format_bytes(int(str(record[key]))) for key in ("bytes_per_block", "kv_cache_bytes")),
-            "finished before" if is_kept else "to run",
+            f"{demand.num_requests:,}" if demand else UNKNOWN,
+            f"{demand.prompt_tokens + demand.output_tokens:,}" if demand else UNKNOWN,
+            UNKNOWN if plan.estimate_s is None else show_duration(plan.estimate_s),
+            "finished before" if plan.is_kept else "to run",
         )
     return table
+
+
+def _plan_note(plans: Sequence[PlannedPoint]) -> str:
+    to_run = [plan for plan in plans if not plan.is_kept]
+    total_s = _total_s(plans)
+    if not to_run:
+        return f"{len(plans)} points, all finished before"
+    about = (
+        "how long is known once the first has run" if total_s is None else f"about {show_duration(total_s)}, estimated"
+    )
+    return f"{len(to_run)} of {len(plans)} points to run: {about}"
+
+
+def _total_s(plans: Sequence[PlannedPoint]) -> float | None:
+    """Of the points that are to be run; None if any of them cannot be told."""
+    estimates = [plan.estimate_s for plan in plans if not plan.is_kept]
+    known = [estimate for estimate in estimates if estimate is not None]
+    return sum(known) if len(known) == len(estimates) else None

@@ -17,7 +17,9 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the profile; may be repeated."),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be run, and in how many blocks.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would be run, in how many blocks, and for how long.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Check all invariants of the engine after every step.")]
 
@@ -44,17 +46,19 @@ def run_profile(
     """
     from kvplan.cli.progress import show_progress
     from kvplan.cli.result_tables import print_plans, print_results
+    from kvplan.load_profiles import load_run
     from kvplan.prepare import prepare
     from kvplan.results import ResultsFile
     from kvplan.run import run_point
     from kvplan.run_model import LiveModels
-    from kvplan.run_profile import load_run
 
     form = chosen_format(output_format, as_json)
     (prepared,) = prepare([load_run(profile, overrides=overrides or ())])
     name = prepared.point.name
     if dry_run:
-        print_plans([(prepared, False)], form, title=name)
+        from kvplan.time_estimate import plan_points
+
+        print_plans(plan_points([prepared], ()), form, title=name)
         return
     recording_path = None if no_recording else recording or Path("results") / f"{name}.kvrec"
     with ResultsFile(results or Path("results") / f"{name}.db", create=True) as file:

@@ -21,6 +21,9 @@ def sweep_profile(
     ] = None,
     no_recordings: Annotated[bool, typer.Option("--no-recordings", help="Leave no recordings.")] = False,
     overrides: SetOption = None,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Run points again that did not finish their requests or do not fit.")
+    ] = False,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -34,9 +37,9 @@ def sweep_profile(
     """
     from kvplan.cli.progress import show_progress
     from kvplan.cli.result_tables import print_plans, print_results
+    from kvplan.load_profiles import load_sweep
     from kvplan.prepare import prepare
     from kvplan.results import ResultsFile
-    from kvplan.run_profile import load_sweep
     from kvplan.sweep import run_sweep
 
     form = chosen_format(output_format, as_json)
@@ -44,11 +47,13 @@ def sweep_profile(
     name = points[0].point.name
     results_path = results or Path("results") / f"{name}.db"
     if dry_run:
-        kept: set[str] = set()
+        from kvplan.time_estimate import plan_points
+
+        kept = []
         if results_path.exists():
             with ResultsFile(results_path, create=False) as file:
-                kept = {point.fingerprint for point in file.points()}
-        print_plans([(point, point.fingerprint in kept) for point in points], form, title=name)
+                kept = file.points()
+        print_plans(plan_points(points, kept), form, title=name)
         return
     folder = None if no_recordings else recordings or Path("results") / f"{name}-recordings"
     with (
@@ -56,7 +61,7 @@ def sweep_profile(
         show_progress(stderr_console(), num_points=len(points), quiet=quiet) as progress,
     ):
         try:
-            finished = run_sweep(points, file, progress=progress, recordings=folder, debug=debug)
+            finished = run_sweep(points, file, progress=progress, recordings=folder, retry=retry, debug=debug)
         except KeyboardInterrupt:
             num_kept = sum(file.find(point.fingerprint) is not None for point in points)
             print_note(f"interrupted: {num_kept} of {len(points)} points are kept; the same command goes on from there")

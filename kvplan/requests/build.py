@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 from kvengine.errors import ConfigError
 from kvengine.request import RequestId
@@ -26,7 +25,6 @@ def request_specs(
     seed: int,
     vocab_size: int,
     tokenize: Tokenize | None = None,
-    folder: Path | None = None,
 ) -> list[RequestSpec]:
     """Turn a workload into requests, in order of arrival; the same seed gives the same requests.
 
@@ -35,13 +33,12 @@ def request_specs(
         seed: Decides every random length, token and time.
         vocab_size: Random tokens are below it.
         tokenize: Turns text into token ids; needed if `workload.needs_tokenizer`.
-        folder: Where the file of a trace starts if it is relative; the working directory if not given.
 
     Raises:
         ConfigError: A trace cannot be read, or does not say how long outputs are.
     """
     draws = _Draws.of(workload, seed)
-    sessions = _sessions(workload, seed, vocab_size, tokenize, folder or Path())
+    sessions = _sessions(workload, seed, vocab_size, tokenize)
     specs: list[RequestSpec] = []
     for number, (session, start_s) in enumerate(zip(sessions, start_times(workload, seed=seed), strict=False)):
         specs += _session_specs(session, number, start_s, workload, draws)
@@ -85,24 +82,22 @@ def _draw_cancel(workload: Workload, chance: random.Random) -> int | None:
     return draw_tokens(cancel.after_tokens, chance)
 
 
-def _sessions(
-    workload: Workload, seed: int, vocab_size: int, tokenize: Tokenize | None, folder: Path
-) -> Iterator[Session]:
+def _sessions(workload: Workload, seed: int, vocab_size: int, tokenize: Tokenize | None) -> Iterator[Session]:
     if workload.synthetic is not None:
         return synthetic_sessions(workload.synthetic, seed=seed, vocab_size=vocab_size)
     if workload.trace is not None and not workload.trace.is_text:
-        cut = cut_trace(workload.trace, folder=folder, seed=seed, needs_times=workload.arrivals == "trace")
+        cut = cut_trace(workload.trace, seed=seed, needs_times=workload.arrivals == "trace")
         return traced_sessions(cut, workload.trace, seed=seed, vocab_size=vocab_size)
     assert tokenize is not None, "a workload of text was given no tokenizer"
     if workload.trace is not None:
-        return traced_text_sessions(_cut_texts(workload.trace, folder, seed), workload, tokenize)
+        return traced_text_sessions(_cut_texts(workload.trace, seed), workload, tokenize)
     return text_sessions(workload, tokenize)
 
 
-def _cut_texts(trace: TraceSource, folder: Path, seed: int) -> Sequence[TextRow]:
+def _cut_texts(trace: TraceSource, seed: int) -> Sequence[TextRow]:
     if trace.start_s or trace.duration_s:
         raise ConfigError("texts have no times, so start_s and duration_s have no meaning", where=trace.file)
-    rows = text_rows(trace, folder)
+    rows = text_rows(trace)
     if trace.shuffle:
         random.Random(f"{seed}/shuffle").shuffle(rows)
     if not rows:

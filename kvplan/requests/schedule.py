@@ -13,6 +13,8 @@ class Due(NamedTuple):
     """A request whose time has come."""
 
     spec: RequestSpec
+    time_s: float | None
+    """When it came; None if a step of the engine decided that."""
     history: Sequence[int]
     """All tokens of the request before, if this one repeats it."""
 
@@ -104,5 +106,9 @@ class Schedule:
                 self._push(spec, max(spec.arrival_s, time_s))
 
     def _push(self, spec: RequestSpec, time_s: float, history: Sequence[int] = ()) -> None:
-        heapq.heappush(self._coming, _Entry(time_s, spec.arrival_step, self._num_pushed, Due(spec, history)))
+        heapq.heappush(self._coming, _Entry(time_s, spec.arrival_step, self._num_pushed, _due(spec, time_s, history)))
         self._num_pushed += 1
+
+
+def _due(spec: RequestSpec, time_s: float, history: Sequence[int]) -> Due:
+    return Due(spec, None if spec.arrival_step else time_s, history)

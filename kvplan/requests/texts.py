@@ -53,13 +53,13 @@ def text_sessions(workload: Workload, tokenize: Tokenize) -> Iterator[Session]:
         yield Session(asks=[Ask(name=f"chat-{number}.{turn}", prompt=prompt) for turn, prompt in enumerate(prompts, 1)])
 
 
-def text_rows(trace: TraceSource, folder: Path) -> list[TextRow]:
+def text_rows(trace: TraceSource) -> list[TextRow]:
     """Read the file of a trace of texts.
 
     Raises:
         ConfigError: It cannot be read.
     """
-    return list(_TEXT_READERS[trace.format](folder / trace.file))
+    return list(_TEXT_READERS[trace.format](Path(trace.file)))
 
 
 def traced_text_sessions(rows: Iterable[TextRow], workload: Workload, tokenize: Tokenize) -> Iterator[Session]:

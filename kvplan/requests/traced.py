@@ -36,20 +36,19 @@ def block_tokens(trace: TraceSource) -> int:
     return trace.block_tokens or DEFAULT_BLOCK_TOKENS
 
 
-def cut_trace(trace: TraceSource, *, folder: Path, seed: int, needs_times: bool = False) -> TraceCut:
+def cut_trace(trace: TraceSource, *, seed: int, needs_times: bool = False) -> TraceCut:
     """Read the part of a trace that is asked for, in order of arrival; times start at 0.
 
     Args:
         trace: The file and the part.
-        folder: Where a relative file starts.
         seed: Decides what ServeGen draws, and the order of a shuffled trace.
         needs_times: Whether a trace without times is of no use.
 
     Raises:
         ConfigError: The trace cannot be read, has no times where they are needed, or nothing is in this part.
     """
-    where = str(folder / trace.file)
-    rows = _window(_read(trace, folder / trace.file, seed), trace, where, needs_times=needs_times)
+    where = trace.file
+    rows = _window(_read(trace, Path(trace.file), seed), trace, where, needs_times=needs_times)
     if trace.shuffle:
         listed = list(rows)
         random.Random(f"{seed}/shuffle").shuffle(listed)

@@ -44,7 +44,7 @@ class Done:
     stderr: str
 
     @property
-    def document(self) -> dict[str, list[dict[str, object]]]:
+    def document(self) -> dict[str, Any]:
         return json.loads(self.stdout)  # type: ignore[no-any-return]
 
 
@@ -84,9 +84,12 @@ def test_table_json_and_csv_agree(kvplan: Callable[..., Done]) -> None:
     for row, point in zip(rows, document["points"], strict=True):
         planned = point["planned"]
         assert isinstance(planned, dict)
-        assert {key: row[f"planned_{key}"] for key in planned} == {
-            key: "" if value is None else str(value) for key, value in planned.items()
+        single = {key: value for key, value in planned.items() if not isinstance(value, dict)}
+        assert {key: row[f"planned_{key}"] for key in single} == {
+            key: "" if value is None else str(value) for key, value in single.items()
         }
+        assert row["planned_latencies_ttft_p99"] == str(planned["latencies"]["ttft"]["p99"])
+        assert not any("timeline_start" in column for column in row)
         assert f"{planned['prefix_hit_tokens']:,}" in table
         assert f"{100 * planned['tail_waste_fraction']:.1f} %" in table
 
@@ -132,6 +135,28 @@ def test_a_dry_run_lists_the_points_and_leaves_nothing(kvplan: Callable[..., Don
     assert not (tmp_path / "results").exists()
     kvplan("sweep", "s.yaml")
     assert all(point["is_kept"] for point in kvplan("sweep", "s.yaml", "--dry-run", "--json").document["points"])
+
+
+def test_a_dry_run_estimates_from_what_was_run(kvplan: Callable[..., Done]) -> None:
+    simulated = kvplan("sweep", "s.yaml", "--dry-run", "--json").document
+    live = kvplan("run", "r.yaml", "--dry-run", "--json", "--set", "target=engine").document
+
+    assert simulated["estimate_s"] == sum(point["estimate_s"] for point in simulated["points"]) > 0
+    # 12 requests of 20 + 4 to 30 prompt tokens and 2 to 20 output tokens.
+    assert simulated["points"][0]["num_requests"] == 12
+    assert 12 * 24 <= simulated["points"][0]["prompt_tokens"] <= 12 * 50
+    assert live["estimate_s"] is None  # no point of this model has been run
+
+
+def test_points_that_did_not_finish_are_run_again_when_asked(kvplan: Callable[..., Done]) -> None:
+    limit = ("--set", "time_limit_s=0.000001")
+    first = kvplan("sweep", "s.yaml", *limit)
+    again, retried = kvplan("sweep", "s.yaml", *limit), kvplan("sweep", "s.yaml", *limit, "--retry")
+
+    assert (first.code, again.code, retried.code) == (1, 1, 1)
+    assert "ended after its time limit of 1e-06 s" in " ".join(first.stdout.split())
+    assert again.stderr.count("finished before") == 3
+    assert retried.stderr.count("finished before") == 0
 
 
 def test_values_can_be_set_on_the_command_line(kvplan: Callable[..., Done]) -> None:
@@ -277,7 +302,8 @@ def test_a_live_run_measures_what_was_planned(kvplan: Callable[..., Done], tmp_p
     (tmp_path / "w.yaml").write_text(LIVE_WORKLOAD)
     # "User: The capital of France is" and "Assistant:" are 10 to 12 tokens; with 6 outputs a request fits into 5 blocks
     # of 4, and three of them need more than 8.
-    settings = ("target=engine", "num_blocks=9", "block_size=4", "max_num_seqs=3", "device=cpu")
+    limits = ("num_blocks=9", "block_size=4", "max_num_seqs=3")
+    settings = ("target=engine", "device=cpu", "warmup_requests=2", "slo.ttft_s=1000", *limits)
 
     done = kvplan("run", "r.yaml", "--debug", "--json", *(part for item in settings for part in ("--set", item)))
 
@@ -287,11 +313,17 @@ def test_a_live_run_measures_what_was_planned(kvplan: Callable[..., Done], tmp_p
     assert isinstance(measured, dict)
     assert done.code == 0
     assert measured["preemptions"] > 0
-    timed = {"elapsed_s", "prompt_tokens_per_s", "output_tokens_per_s", "step_s_median", "step_s_p90"}
-    assert {key: value for key, value in measured.items() if key not in timed} == {
-        key: value for key, value in planned.items() if key not in timed
+    timed = {
+        *("elapsed_s", "prompt_tokens_per_s", "output_tokens_per_s", "step_s_median", "step_s_p90", "step_s_max"),
+        *("schedule_s", "execute_s", "update_s"),
     }
+    counted = measured.keys() - timed - {"latencies", "timeline", "good_requests"}
+    assert (measured["good_requests"], planned["good_requests"]) == (3, None)
+    assert {key: measured[key] for key in counted} == {key: planned[key] for key in counted}
     assert all(planned[key] is None and measured[key] > 0 for key in timed)
+    assert measured["timeline"]["max_used_blocks"] == planned["timeline"]["max_used_blocks"]
+    assert (measured["latencies"]["unit"], planned["latencies"]["unit"]) == ("s", "steps")
+    assert measured["latencies"]["ttft"]["count"] == planned["latencies"]["ttft"]["count"] == 3
     assert point["recording"] == "results/r.kvrec"
     assert (tmp_path / "results" / "r.kvrec").stat().st_size > 0
 

@@ -7,7 +7,7 @@ import pytest
 from kvengine.clock import RealClock, VirtualClock
 from kvengine.engine import Engine
 from kvengine.runner import SyntheticRunner
-from kvplan.drive import Driven, Driver, RealPace, StepPace
+from kvplan.drive import Driven, Driver, RealPace, StepPace, TimeLimit
 from kvplan.loading import decode
 from kvplan.requests.build import request_specs
 from kvplan.requests.schedule import Schedule
@@ -28,7 +28,7 @@ def drive(
     clock = VirtualClock()
     engine = Engine(an_engine_config(num_blocks=100), SyntheticRunner(), clock=clock, debug=True)
     driver = Driver(engine, Schedule(specs, users=users), pace=StepPace(clock, step_s))
-    return driver.run(time_limit_s=limit_s), engine
+    return driver.run(time_limit=None if limit_s is None else TimeLimit(limit_s, clock)), engine
 
 
 def test_time_without_anything_to_do_is_skipped_and_not_stepped_through() -> None:

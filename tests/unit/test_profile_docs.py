@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from kvplan.lengths import Bin, Lengths, Lognormal
-from kvplan.run_profile import Grid, RunProfile, SweepProfile
+from kvplan.load_profiles import SweepProfile
+from kvplan.run_profile import RunProfile
 from kvplan.workload import Cancellations, PrefixLevel, PriorityShare, Synthetic, TraceSource, Turn, Workload
 from tests.support import ROOT
 
@@ -12,7 +13,7 @@ from tests.support import ROOT
 @pytest.mark.parametrize(
     "schema",
     [
-        *(RunProfile, Grid, SweepProfile, Workload, Synthetic, PrefixLevel, Turn, TraceSource, PriorityShare),
+        *(RunProfile, SweepProfile, Workload, Synthetic, PrefixLevel, Turn, TraceSource, PriorityShare),
         *(Cancellations, Lengths, Lognormal, Bin),
     ],
 )

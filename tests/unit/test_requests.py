@@ -11,16 +11,17 @@ from kvengine.errors import ConfigError
 from kvplan.loading import decode
 from kvplan.requests.build import request_specs
 from kvplan.requests.spec import RequestSpec
-from kvplan.workload import Workload
+from kvplan.workload import Workload, file_digest
 
 
 def specs_of(folder: Path | None = None, *, seed: int = 0, **keys: object) -> list[RequestSpec]:
-    """Requests of a workload; texts have one token a character."""
+    """Requests of a workload; texts have one token a character, a trace lies in `folder`."""
+    trace = keys.get("trace")
+    if folder is not None and isinstance(trace, dict):
+        keys["trace"] = {**trace, "file": str(folder / trace["file"])}
     workload = decode({"about": "test", **keys}, Workload, source="w.yaml")
     workload.check(where="w.yaml")
-    return request_specs(
-        workload, seed=seed, vocab_size=50_000, tokenize=lambda text: [ord(letter) for letter in text], folder=folder
-    )
+    return request_specs(workload, seed=seed, vocab_size=50_000, tokenize=lambda text: [ord(letter) for letter in text])
 
 
 def gaps_of(specs: list[RequestSpec]) -> list[float]:
@@ -258,9 +259,14 @@ def test_a_trace_without_times_cannot_say_when(tmp_path: Path) -> None:
             specs_of(tmp_path, **keys)
 
 
-def test_the_fingerprint_knows_the_content_of_a_trace(tmp_path: Path) -> None:
-    workload = decode({"about": "", "trace": a_trace(tmp_path)}, Workload, source="w.yaml")
-    before = workload.content(folder=tmp_path)
-    (tmp_path / "t.jsonl").write_text(MOONCAKE.replace("40000", "40001"))
+def test_the_fingerprint_knows_the_content_of_a_trace_and_not_its_place(tmp_path: Path) -> None:
+    def content(folder: Path, text: str) -> dict[str, object]:
+        folder.mkdir()
+        (folder / "t.jsonl").write_text(text)
+        trace = {"file": str(folder / "t.jsonl"), "format": "mooncake"}
+        return decode({"trace": trace}, Workload, source="w.yaml").content(file_digest)
 
-    assert workload.content(folder=tmp_path) != before
+    here, there = content(tmp_path / "a", MOONCAKE), content(tmp_path / "b", MOONCAKE)
+    changed = content(tmp_path / "c", MOONCAKE.replace("40000", "40001"))
+
+    assert here == there != changed

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvengine.errors import ConfigError
-from kvplan.results import Figures, PointResult, ResultsFile
+from kvplan.figures import Figures
+from kvplan.results import PointResult, ResultsFile
 
 
 def a_result(fingerprint: str = "f1", *, finished_unix_s: float = 1.0, preemptions: int = 3) -> PointResult:

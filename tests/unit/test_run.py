@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from kvengine.errors import CapacityError, ConfigError
+from kvplan.load_profiles import load_run
 from kvplan.prepare import PreparedPoint, plan_engine, prepare
-from kvplan.run import run_point, simulate
+from kvplan.run import run_point
 from kvplan.run_model import LiveModels
-from kvplan.run_profile import load_run
+from kvplan.simulation import simulate
 
 WORKLOAD = """
 about: test
@@ -85,7 +86,7 @@ def test_requests_wait_for_their_step_of_arrival(tmp_path: Path) -> None:
     prepared = a_point(tmp_path, "num_blocks: 100", workload=workload)
 
     # The last one arrives before step 30 and takes 7 steps; in between 3 steps of each 10 are idle.
-    assert simulate(prepared, prepared.requests()).steps == 37
+    assert simulate(prepared, prepared.requests()).figures.steps == 37
 
 
 def test_a_length_beyond_the_model_is_bad_input(tmp_path: Path) -> None:
@@ -123,3 +124,90 @@ def test_a_simulation_can_be_recorded(tmp_path: Path) -> None:
 
     assert result.recording == str(tmp_path / "r.kvrec")
     assert (tmp_path / "r.kvrec").stat().st_size > 0
+
+
+def test_latencies_of_a_simulation_are_counted_in_steps(tmp_path: Path) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 100", "max_num_seqs: 2")
+
+    latencies = simulate(prepared, prepared.requests()).figures.latencies
+
+    # Two run at once: the first two get their first token in step 1 and their last in step 7, the others 7 steps later.
+    assert latencies is not None
+    assert latencies.unit == "steps"
+    assert latencies.ttft is not None
+    assert latencies.e2e is not None
+    assert (latencies.ttft.p50, latencies.ttft.max) == (1, 8)
+    assert (latencies.e2e.p50, latencies.e2e.max) == (7, 14)
+
+
+def test_requests_that_come_by_time_are_simulated_with_steps_of_an_assumed_length(tmp_path: Path) -> None:
+    workload = WORKLOAD + "arrivals: constant\nrate: 1\n"
+    keys = ("num_blocks: 100", "step_s: 0.5", "slo: {ttft_s: 0.5}")
+    prepared = a_point(tmp_path, *keys, workload=workload)
+
+    figures = simulate(prepared, prepared.requests()).figures
+
+    # Each takes 3.5 s and they come 1 s apart, so never more than four; the last ends 6.5 s after the first has come.
+    assert (figures.steps, figures.peak_running, figures.good_requests) == (13, 4, 4)
+    assert figures.latencies is not None
+    assert figures.latencies.unit == "s"
+    assert figures.latencies.ttft is not None
+    assert figures.latencies.ttft.max == 0.5
+
+
+def test_usage_over_time_is_kept(tmp_path: Path) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 100", "prefix_caching: false")
+
+    timeline = simulate(prepared, prepared.requests()).figures.timeline
+
+    # Four requests of 10 to 16 tokens in blocks of 4: 3 blocks each up to 12 tokens, then 4.
+    assert timeline is not None
+    assert timeline.max_used_blocks == [12, 12, 12, 16, 16, 16, 16]
+
+
+def test_a_simulation_out_of_time_says_how_far_it_came(tmp_path: Path) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 100", "time_limit_s: 0.000001")
+
+    result = run_point(prepared, prepared.requests(), models=LiveModels())
+
+    assert result.outcome == "unfinished"
+    assert result.message == "ended after its time limit of 1e-06 s: 0 of 4 requests had finished"
+
+
+@pytest.mark.parametrize(
+    ("allocator", "block_size", "num_blocks", "waste"),
+    [
+        # 1,843,199 bytes are 39 tokens of 46,080 bytes, or 1 reservation of 20.
+        ("token_level", 1, 39, 0.0),
+        ("contiguous", 20, 1, None),
+        ("paged", 4, 9, None),
+    ],
+)
+def test_an_allocator_decides_how_memory_is_cut(
+    tmp_path: Path, allocator: str, block_size: int, num_blocks: int, waste: float | None
+) -> None:
+    prepared = a_point(tmp_path, "available_kv: 1843199", "max_model_len: 20", f"allocator: {allocator}")
+
+    assert (prepared.config.block_size, prepared.config.num_blocks) == (block_size, num_blocks)
+    assert prepared.config.enable_prefix_caching == (allocator != "contiguous")
+    if waste is not None:
+        assert simulate(prepared, prepared.requests()).figures.tail_waste_fraction == waste
+
+
+def test_reserving_room_for_the_longest_request_wastes_the_rest_of_it(tmp_path: Path) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 5", "max_model_len: 100", "allocator: contiguous")
+
+    figures = simulate(prepared, prepared.requests()).figures
+
+    # Four reservations of 100 for requests of 10 to 16 tokens, 13 on average.
+    assert figures.peak_running == 4
+    assert figures.preemptions == 0
+    assert figures.tail_waste_fraction == pytest.approx(0.87)
+
+
+def test_more_gpus_hold_fewer_heads_each(tmp_path: Path) -> None:
+    keys = ("model: llama-3.1-8b", "available_kv: 1GiB", "kv_cache_dtype: bfloat16")
+
+    # 131,072 bytes a token on one GPU, a quarter of it on each of four.
+    assert a_point(tmp_path, *keys).config.kv_cache.token_bytes == 131_072
+    assert a_point(tmp_path, *keys, "tensor_parallel: 4").config.kv_cache.token_bytes == 32_768

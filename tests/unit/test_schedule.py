@@ -17,7 +17,7 @@ def a_spec(name: str, *, after: str | None = None, **keys: object) -> RequestSpe
 
 
 def due(schedule: Schedule, *, step: int = 0, now_s: float = 0.0) -> list[str]:
-    return [spec.request_id for spec, _ in schedule.take(step=step, now_s=now_s)]
+    return [due.spec.request_id for due in schedule.take(step=step, now_s=now_s)]
 
 
 def test_requests_come_at_their_steps_and_times_in_order() -> None:
@@ -39,8 +39,8 @@ def test_a_turn_waits_for_the_reply_and_then_thinks() -> None:
     schedule.ended(RequestId("a"), 5.0, tokens=[4, 5])
 
     assert schedule.next_s == 7.0
-    ((spec, history),) = schedule.take(step=0, now_s=7.0)
-    assert (spec.request_id, history) == ("b", [4, 5])
+    (second,) = schedule.take(step=0, now_s=9.0)
+    assert (second.spec.request_id, second.time_s, second.history) == ("b", 7.0, [4, 5])
 
 
 def test_a_turn_with_a_time_of_its_own_comes_at_the_later_of_both() -> None:

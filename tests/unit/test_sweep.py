@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from kvplan.drive import Progress
+from kvplan.load_profiles import load_sweep
 from kvplan.prepare import PreparedPoint, prepare
 from kvplan.results import PointResult, ResultsFile
-from kvplan.run_profile import load_sweep
 from kvplan.sweep import recording_path, run_sweep
 from tests.support import ROOT
 
@@ -92,7 +92,6 @@ def test_a_larger_grid_runs_only_its_new_points(profile: Path, tmp_path: Path) -
     ("file", "old", "new"),
     [
         ("s.yaml", "num_blocks: 40", "num_blocks: 41"),
-        ("s.yaml", "max_num_seqs: 6", "max_num_seqs: 6, seed: 1"),
         ("w.yaml", "requests: 12", "requests: 13"),
         ("w.yaml", "high: 20", "high: 21"),
     ],
@@ -110,6 +109,18 @@ def test_a_changed_profile_or_workload_starts_anew(
     assert {result.series for result in before}.isdisjoint(result.series for result in after)
     with ResultsFile(tmp_path / "r.db", create=False) as results:
         assert len(results.points()) == 12  # the old ones are still there
+
+
+def test_another_seed_is_run_anew_and_belongs_to_the_same_series(profile: Path, tmp_path: Path) -> None:
+    before = sweep(profile, tmp_path / "r.db")
+    profile.write_text(SWEEP.replace("max_num_seqs: 6", "max_num_seqs: 6, seed: 1"))
+    log = Log()
+
+    after = sweep(profile, tmp_path / "r.db", log)
+
+    assert [event.split()[0] for event in log.events] == ["started", "finished"] * 6
+    assert {result.series for result in before} == {result.series for result in after}
+    assert {result.fingerprint for result in before}.isdisjoint(result.fingerprint for result in after)
 
 
 def test_a_new_description_changes_nothing(profile: Path, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from kvengine.errors import ConfigError
+from kvplan.load_profiles import load_workload
 from kvplan.loading import decode
-from kvplan.prepare import load_workload
 from kvplan.profiles import find_profiles
 from kvplan.requests.build import request_specs
 from kvplan.requests.spec import RequestSpec

@@ -1,0 +1,84 @@
+"""The figures of one run, planned or measured."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from kvplan.latency import Latencies, RequestTimes
+from kvplan.run_profile import ServiceLevel
+from kvplan.timeline import Timeline
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run does; None where it cannot be known."""
+
+    num_blocks: int
+    """Blocks in the pool, the null block included."""
+    usable_blocks: int
+    block_size: int | None = None
+    """Tokens per block."""
+    kv_cache_bytes: int
+    """Bytes of all blocks in all layers; measured: as really allocated."""
+    peak_blocks_in_use: int | None = None
+    peak_running: int | None = None
+    preemptions: int | None = None
+    prefix_hit_tokens: int | None = None
+    """Cached tokens found at admissions, resumptions included."""
+    first_prefix_hit_tokens: int | None = None
+    """The same at first admissions only."""
+    admitted_prompt_tokens: int | None = None
+    """Prompt tokens of all first admissions: what `first_prefix_hit_tokens` is a share of."""
+    recomputed_tokens: int | None = None
+    tail_waste_slots_mean: float | None = None
+    """Unused slots in the last blocks of running requests, mean over the steps."""
+    tail_waste_fraction: float | None = None
+    """Those slots over all slots of the blocks in use."""
+    steps: int | None = None
+    scheduled_tokens: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    finished_requests: int | None = None
+    cancelled_requests: int | None = None
+    good_requests: int | None = None
+    """Finished ones that met the service level; None if there is none, or times mean nothing."""
+    elapsed_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    step_s_median: float | None = None
+    step_s_p90: float | None = None
+    step_s_max: float | None = None
+    schedule_s: float | None = None
+    """Of all steps together: deciding what to compute."""
+    execute_s: float | None = None
+    """Of all steps together: computing it."""
+    update_s: float | None = None
+    """Of all steps together: taking in what came out."""
+    latencies: Latencies | None = None
+    timeline: Timeline | None = None
+    """Usage of the pool over time."""
+
+    @property
+    def prefix_hit_rate(self) -> float | None:
+        """Share of the prompt tokens that were found in the cache when their request was first admitted."""
+        if not self.admitted_prompt_tokens or self.first_prefix_hit_tokens is None:
+            return None
+        return self.first_prefix_hit_tokens / self.admitted_prompt_tokens
+
+    @property
+    def goodput_per_s(self) -> float | None:
+        """Requests a second that met the service level."""
+        if self.good_requests is None or not self.elapsed_s:
+            return None
+        return self.good_requests / self.elapsed_s
+
+
+def count_good(ended: Iterable[RequestTimes], level: ServiceLevel | None) -> int | None:
+    """Count the requests that met a service level; None if there is none."""
+    if level is None:
+        return None
+    return sum(_is_good(times, level) for times in ended)
+
+
+def _is_good(times: RequestTimes, level: ServiceLevel) -> bool:
+    limits = ((times.ttft, level.ttft_s), (times.tpot, level.tpot_s), (times.e2e, level.e2e_s))
+    return all(value is None or limit is None or value <= limit for value, limit in limits)

@@ -1,0 +1,110 @@
+"""A point on the live engine, with a real model, watched through telemetry."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from kvengine.clock import RealClock
+from kvengine.engine import Engine
+from kvengine.errors import CapacityError
+from kvengine.observer import TelemetryPublisher, engine_facts
+from kvengine.runner import ModelRunner
+from kvplan.drive import Driver, Progress, RealPace, limit_of
+from kvplan.figures import Figures, count_good
+from kvplan.point_engine import closing, engine_figures, schedule_of
+from kvplan.prepare import PreparedPoint
+from kvplan.requests.schedule import Schedule
+from kvplan.requests.spec import RequestSpec
+from kvplan.run_model import LiveModels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """What a run of the live engine came to."""
+
+    measured: Figures
+    environment: dict[str, str]
+    out_of_time: bool
+    """Whether the point's time limit ended it; its figures are those up to then."""
+    error: CapacityError | None
+    """Why requests were left, if any were."""
+
+
+def run_live(
+    prepared: PreparedPoint,
+    requests: Sequence[RequestSpec],
+    *,
+    models: LiveModels,
+    recording: Path | None = None,
+    progress: Progress | None = None,
+    debug: bool = False,
+) -> LiveRun:
+    """Run the requests on the model.
+
+    Args:
+        prepared: The point.
+        requests: Its requests.
+        models: Loads its model.
+        recording: File for the telemetry of the run; an older one is replaced.
+        progress: Told how many requests have finished.
+        debug: Check all invariants after every step.
+
+    Raises:
+        ConfigError: The engine cannot run this model or KV type.
+        DeviceError: What runs the model is not there.
+        TelemetryError: The recording cannot be made.
+    """
+    profile = prepared.point.profile
+    runner = models.runner(prepared.model, prepared.config, profile.device)
+    _warm_up(prepared, requests, runner)
+    clock = RealClock()
+    facts = engine_facts(prepared.config, model=prepared.model.name, label=prepared.point.title)
+    publisher = TelemetryPublisher.open(facts, clock=clock, recording=recording)
+    engine = Engine(prepared.config, runner, clock=clock, publisher=publisher, debug=debug)
+    driver = Driver(
+        engine,
+        schedule_of(prepared, requests),
+        pace=RealPace(clock),
+        stop_token_ids=prepared.model.eos_token_ids if prepared.workload.stop_at_eos else frozenset(),
+        progress=progress,
+    )
+    error, out_of_time = None, False
+    try:
+        with closing(engine):
+            out_of_time = driver.run(time_limit=limit_of(profile.time_limit_s, clock)).out_of_time
+    except CapacityError as caught:
+        error = caught
+    measured = msgspec.structs.replace(_measured(prepared, engine, driver), kv_cache_bytes=runner.cache_bytes)
+    return LiveRun(measured=measured, environment=models.environment(), out_of_time=out_of_time, error=error)
+
+
+def _warm_up(prepared: PreparedPoint, requests: Sequence[RequestSpec], runner: ModelRunner) -> None:
+    """Run some requests first, so that what is loaded and compiled at the first steps is not measured."""
+    chosen = [
+        replace(spec, arrival_s=0.0, arrival_step=0, after=None, history_tokens=0, cancel_after_tokens=None)
+        for spec in requests[: prepared.point.profile.warmup_requests]
+    ]
+    clock = RealClock()
+    engine = Engine(prepared.config, runner, clock=clock)
+    Driver(engine, Schedule(chosen), pace=RealPace(clock)).run()
+
+
+def _measured(prepared: PreparedPoint, engine: Engine, driver: Driver) -> Figures:
+    stats, times = engine.stats, engine.step_times
+    return msgspec.structs.replace(
+        engine_figures(engine),
+        elapsed_s=stats.elapsed_s,
+        prompt_tokens_per_s=stats.prompt_tokens_per_s,
+        output_tokens_per_s=stats.output_tokens_per_s,
+        step_s_median=times.median_s if times else None,
+        step_s_p90=times.p90_s if times else None,
+        step_s_max=times.max_s if times else None,
+        schedule_s=times.schedule_s if times else None,
+        execute_s=times.execute_s if times else None,
+        update_s=times.update_s if times else None,
+        latencies=driver.latencies.summary("s"),
+        timeline=driver.usage.timeline(),
+        good_requests=count_good(driver.latencies.ended, prepared.point.profile.slo),
+    )

@@ -1,0 +1,67 @@
+"""What a simulated and a live run of a point have in common: an engine, its requests, and its counters."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from kvengine.config import EngineConfig
+from kvengine.engine import Engine
+from kvengine.errors import KVError
+from kvplan.figures import Figures
+from kvplan.prepare import PreparedPoint
+from kvplan.requests.schedule import Schedule
+from kvplan.requests.spec import RequestSpec
+
+
+def budget_figures(config: EngineConfig) -> Figures:
+    """What the budget alone says of a pool."""
+    return Figures(
+        num_blocks=config.num_blocks,
+        usable_blocks=max(config.num_blocks - 1, 0),
+        block_size=config.block_size,
+        kv_cache_bytes=config.num_blocks * config.kv_cache.block_bytes,
+    )
+
+
+def engine_figures(engine: Engine) -> Figures:
+    """The counters of an engine that has run; times are left out."""
+    stats, config = engine.stats, engine.config
+    return msgspec.structs.replace(
+        budget_figures(config),
+        peak_blocks_in_use=stats.peak_blocks_in_use,
+        peak_running=stats.peak_running,
+        preemptions=stats.preemptions,
+        prefix_hit_tokens=stats.prefix_hit_tokens,
+        first_prefix_hit_tokens=stats.first_prefix_hit_tokens,
+        admitted_prompt_tokens=stats.admitted_prompt_tokens,
+        recomputed_tokens=stats.recomputed_tokens,
+        tail_waste_slots_mean=stats.tail_waste_slots_mean,
+        tail_waste_fraction=stats.tail_waste_fraction,
+        steps=stats.steps,
+        scheduled_tokens=stats.scheduled_tokens,
+        prompt_tokens=stats.prompt_tokens,
+        output_tokens=stats.output_tokens,
+        finished_requests=stats.finished,
+        cancelled_requests=stats.aborted,
+    )
+
+
+def schedule_of(prepared: PreparedPoint, requests: Sequence[RequestSpec]) -> Schedule:
+    """When the requests of a point come."""
+    workload = prepared.workload
+    return Schedule(requests, users=workload.users, think_s=workload.think_s or 0.0)
+
+
+@contextmanager
+def closing(engine: Engine) -> Iterator[None]:
+    """Tell whoever watches the engine how its run ended."""
+    reason = "interrupted"
+    try:
+        yield
+        reason = "done"
+    except KVError as error:
+        reason = error.message
+        raise
+    finally:
+        engine.close(reason)
