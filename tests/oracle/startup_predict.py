@@ -77,7 +77,7 @@ def check(path: Path) -> Iterator[Outcome]:
     models = next((folder for folder in folders if folder.is_dir()), None)
     try:
         records = read_records(path, models)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise OracleInputError(f"{path}: not a file of start-up records ({error!r})") from None
     counted, fits = [], _Fits(records)
     for record in records:
