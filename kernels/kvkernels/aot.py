@@ -1,22 +1,27 @@
-"""Compiling a kernel for a GPU that is not there, to see that it compiles, fits and does not spill.
+"""Compiling a launch for a GPU that is not there, to see that it compiles, fits and does not spill.
 
 Needs Triton's NVIDIA tools, which its Linux wheels carry, but no driver and no CUDA. It says nothing about whether a
-kernel is correct or fast. It must run in a process without `TRITON_INTERPRET`.
+kernel is correct or fast. It must run in a process without `TRITON_INTERPRET`. The one file that uses what Triton does
+not promise to keep: a launch is specialised by Triton's own rules, so that what is compiled is what would run.
 """
 
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
-from kvkernels._launch import interpreting
+from kvkernels._launch import Launch, interpreting
+
+_WARP_SIZE = 32
+_MMA = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
+_ASYNC_COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x[0-9a-f]+)")
+_NARROW_LOAD = re.compile(r"\bld\.global\S*\.[bsuf](?:8|16)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,21 @@ class CompiledKernel:
     cubin: bytes
     shared_bytes: int
     """Shared memory of one program."""
+
+    @property
+    def matrix_instructions(self) -> tuple[str, ...]:
+        """Which tensor-core instructions it has; none where all products are scalar."""
+        return tuple(sorted(set(_MMA.findall(self.ptx))))
+
+    @property
+    def async_copy_bytes(self) -> tuple[int, ...]:
+        """Sizes of the copies to shared memory that run while it computes; 16 is the widest."""
+        return tuple(sorted({int(size, 16) for size in _ASYNC_COPY.findall(self.ptx)}))
+
+    @property
+    def num_narrow_loads(self) -> int:
+        """Instructions that load a single element of 1 or 2 bytes."""
+        return sum(".v" not in load for load in _NARROW_LOAD.findall(self.ptx))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,40 +59,27 @@ class KernelResources:
     local_bytes: int
 
 
-def compile_kernel(
-    kernel: Any,
-    signature: Mapping[str, str],
-    constants: Mapping[str, int],
-    *,
-    capability: int = 90,
-    num_warps: int = 4,
-    num_stages: int = 3,
-) -> CompiledKernel:
-    """Compile a `@triton.jit` function ahead of time.
+def compile_launch(launch: Launch, *, capability: int = 90) -> CompiledKernel:
+    """Compile a kernel as this launch would run it: for its types, strides and alignments.
 
     Args:
-        kernel: The function.
-        signature: Type of each run-time argument: `*bf16`, `*i32`, `i64`. Pointers are taken to be aligned to 16 bytes.
-        constants: Value of each `tl.constexpr` argument.
-        capability: 90 for H100 and H200.
-        num_warps: Warps of one program.
-        num_stages: Pipeline stages of its loops.
+        launch: Its tensors may be on the `meta` device.
+        capability: 80 for A100, 90 for H100 and H200, 100 for B200.
 
     Raises:
         RuntimeError: The interpreter is on: there is nothing to compile.
     """
     if interpreting():
-        raise RuntimeError("compile_kernel: TRITON_INTERPRET is set; kernels are not compiled in this process")
-    names = kernel.arg_names
-    pointers = {(names.index(name),) for name, kind in signature.items() if kind.startswith("*")}
-    source = ASTSource(
-        fn=kernel,
-        signature={name: signature.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={pointer: [["tt.divisibility", 16]] for pointer in pointers},
-    )
-    options = {"num_warps": num_warps, "num_stages": num_stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        raise RuntimeError("compile_launch: TRITON_INTERPRET is set; kernels are not compiled in this process")
+    kernel = launch.kernel
+    target = GPUTarget("cuda", capability, _WARP_SIZE)
+    backend = make_backend(target)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, extra = bind(**launch.arguments, **launch.constants, **options)
+    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, extra)
+    source = ASTSource(kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=target, options=parsed.__dict__)
     return CompiledKernel(
         ptx=compiled.asm["ptx"], cubin=compiled.asm["cubin"], shared_bytes=int(compiled.metadata.shared)
     )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvkernels._launch import check_dtype, check_launchable, check_shape
+from kvkernels._launch import Launch, check_dtype, check_shape, strides
 
 _OP = "slot_mapping"
 _TILE = 256
@@ -28,30 +28,38 @@ def slot_mapping(block_tables: Tensor, query_start_loc: Tensor, positions: Tenso
         ValueError: Shapes do not go together, or the tensors are where the kernel cannot run.
         TypeError: A tensor has another type.
     """
+    slots = torch.empty_like(positions)
+    slot_mapping_launch(block_tables, query_start_loc, positions, slots, block_size=block_size).run()
+    return slots
+
+
+def slot_mapping_launch(
+    block_tables: Tensor, query_start_loc: Tensor, positions: Tensor, slots: Tensor, *, block_size: int
+) -> Launch:
+    """Prepare `slot_mapping`."""
     num_requests = block_tables.shape[0]
     check_shape(_OP, "query_start_loc", query_start_loc, (num_requests + 1,))
     check_dtype(_OP, "block_tables", block_tables, torch.int32)
     check_dtype(_OP, "query_start_loc", query_start_loc, torch.int32)
     check_dtype(_OP, "positions", positions, torch.int64)
-    check_launchable(_OP, block_tables, query_start_loc, positions)
-    slots = torch.empty_like(positions)
-    if positions.numel():
-        _slot_mapping_kernel[(num_requests + 1,)](
-            block_tables,
-            query_start_loc,
-            positions,
-            slots,
-            positions.shape[0],
-            num_requests,
-            block_tables.stride(0),
-            block_tables.stride(1),
-            query_start_loc.stride(0),
-            positions.stride(0),
-            slots.stride(0),
-            BLOCK_SIZE=block_size,
-            TILE=_TILE,
-        )
-    return slots
+    return Launch(
+        op=_OP,
+        kernel=_slot_mapping_kernel,
+        grid=(num_requests + 1,) if positions.numel() else (0,),
+        arguments={
+            "tables_ptr": block_tables,
+            "loc_ptr": query_start_loc,
+            "positions_ptr": positions,
+            "slots_ptr": slots,
+            "num_tokens": positions.shape[0],
+            "num_requests": num_requests,
+            **strides("tables", block_tables, "request", "block"),
+            **strides("loc", query_start_loc, "request"),
+            **strides("positions", positions, "token"),
+            **strides("slots", slots, "token"),
+        },
+        constants={"BLOCK_SIZE": block_size, "TILE": _TILE},
+    )
 
 
 @triton.jit
@@ -64,9 +72,9 @@ def _slot_mapping_kernel(
     num_requests,
     stride_tables_request,
     stride_tables_block,
-    stride_loc,
-    stride_positions,
-    stride_slots,
+    stride_loc_request,
+    stride_positions_token,
+    stride_slots_token,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -77,17 +85,17 @@ def _slot_mapping_kernel(
     """
     request = tl.program_id(0).to(tl.int64)
     is_padding = request == num_requests
-    first = tl.load(loc_ptr + request * stride_loc)
-    end = tl.load(loc_ptr + (request + 1) * stride_loc, mask=request < num_requests, other=0)
+    first = tl.load(loc_ptr + request * stride_loc_request)
+    end = tl.load(loc_ptr + (request + 1) * stride_loc_request, mask=request < num_requests, other=0)
     end = tl.where(is_padding, num_tokens, end)
     for start in range(first, end, TILE):
         token = (start + tl.arange(0, TILE)).to(tl.int64)
         inside = token < end
-        position = tl.load(positions_ptr + token * stride_positions, mask=inside, other=0)
+        position = tl.load(positions_ptr + token * stride_positions_token, mask=inside, other=0)
         block = tl.load(
             tables_ptr + request * stride_tables_request + (position // BLOCK_SIZE) * stride_tables_block,
             mask=inside & (request < num_requests),
             other=0,
         ).to(tl.int64)
         slot = tl.where(is_padding, -1, block * BLOCK_SIZE + position % BLOCK_SIZE)
-        tl.store(slots_ptr + token * stride_slots, slot, mask=inside)
+        tl.store(slots_ptr + token * stride_slots_token, slot, mask=inside)

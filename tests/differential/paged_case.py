@@ -1,6 +1,7 @@
 """A ragged paged batch with random contents and scattered blocks, for tests of attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,17 @@ class PagedCase:
     block_tables: Tensor
     context_lens: Tensor
     query_start_loc: Tensor
+
+    def on(self, device: str) -> "PagedCase":
+        """The same with all tensors on a device."""
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                moved[field.name] = value.to(device)
+            elif isinstance(value, list):
+                moved[field.name] = [tensor.to(device) for tensor in value]
+        return replace(self, **moved)
 
     @property
     def query_lens(self) -> list[int]:
@@ -71,17 +83,18 @@ def a_paged_case(
     )
 
 
-def plain_attention(case: PagedCase, *, scale: float) -> Tensor:
-    """The same attention from the contiguous keys and values, one query, head and key at a time in float64."""
+def plain_attention(case: PagedCase, *, scale: float, window: int = 10**9) -> Tensor:
+    """The same attention from the contiguous keys and values, one query and head at a time in float64."""
     out = torch.zeros(case.q.shape, dtype=torch.float64)
     group_size = case.q.shape[1] // case.k_cache.shape[2]
     token = 0
     for row, query_len in enumerate(case.query_lens):
         for place in range(query_len):
             visible = case.context_lens[row].item() - query_len + place + 1
+            first = max(0, visible - window)
             for head in range(case.q.shape[1]):
-                keys = case.k[row][:visible, head // group_size].double()
-                values = case.v[row][:visible, head // group_size].double()
+                keys = case.k[row][first:visible, head // group_size].double()
+                values = case.v[row][first:visible, head // group_size].double()
                 weights = ((keys * case.q[token, head].double()).sum(-1) * scale).exp()
                 out[token, head] = (weights[:, None] * values).sum(0) / weights.sum()
             token += 1

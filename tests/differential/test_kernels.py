@@ -1,17 +1,16 @@
-"""The Triton kernels against their references: interpreted, compiled for an H100, and run where there is a GPU."""
+"""The Triton kernels against their references: interpreted, compiled for three GPUs, and run where there is one."""
 
 import json
 import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.differential.kernel_cases import CASES
+from tests.differential.kernel_cases.all import CASES
 from tests.support import ROOT
 
 pytest.importorskip("triton", reason="needs triton, which has no wheel for this machine")
@@ -48,29 +47,37 @@ def test_the_interpreter_refuses_bfloat16_and_says_why(interpreted: dict[str, An
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            "cache of another head_dim",
-            "ValueError: store_kv: expected k_cache of shape [3, 4, 1, 8], got [3, 4, 1, 4]",
-        ),
-        ("int32 slots", "TypeError: store_kv: expected slots in torch.int64, got torch.int32"),
-        ("int64 block tables", "TypeError: slot_mapping: expected block_tables in torch.int32, got torch.int64"),
-        ("too few starts", "ValueError: slot_mapping: expected query_start_loc of shape [2], got [1]"),
-    ],
-)
-def test_wrappers_refuse_inputs_that_do_not_go_together(given: str, message: str, interpreted: dict[str, Any]) -> None:
-    assert interpreted["refusals"][given] == message
+REFUSALS = {
+    "cache of another head_dim": "ValueError: store_kv: expected k of shape [2, 1, 4], got [2, 1, 8]",
+    "int32 slots": "TypeError: store_kv: expected slots in torch.int64, got torch.int32",
+    "int64 block tables": "TypeError: slot_mapping: expected block_tables in torch.int32, got torch.int64",
+    "too few starts": "ValueError: slot_mapping: expected query_start_loc of shape [2], got [1]",
+    "heads that do not divide": "ValueError: paged_decode: 2 query heads are no multiple of 3 KV heads",
+    "heads of 512": "ValueError: paged_decode: head_dim is at most 256, got 512",
+    "an empty window": "ValueError: paged_decode: a window holds at least the token itself, got 0",
+    "a plan of another step": "ValueError: paged_decode: expected plan.row_starts of shape [4], got [2]",
+    "int64 context lengths": "TypeError: paged_decode: expected context_lens in torch.int32, got torch.int64",
+    "odd head_dim": "ValueError: rope_store: pairs need an even head_dim, got 7",
+    "a row that is no two halves": "ValueError: swiglu: gate and up are halves of a row, got a row of 3",
+    "a float top_k": "TypeError: sample: expected top_k in torch.int32, got torch.float32",
+    "a copy of a copy": "ValueError: block copies depend on each other: [(0, 1), (1, 2)]",
+    "chunks of 16 bytes": "ValueError: key_chunks: head_dim 12 is no multiple of 8, the elements of 16 bytes",
+}
+
+
+@pytest.mark.parametrize("given", REFUSALS)
+def test_wrappers_refuse_inputs_that_do_not_go_together(given: str, interpreted: dict[str, Any]) -> None:
+    assert interpreted["refusals"][given] == REFUSALS[given]
 
 
 def test_cpu_tensors_without_the_interpreter_are_refused_before_triton_fails() -> None:
     script = """
         import torch
+        from kvkernels.layout import KVLayout, paged_kv
         from kvkernels.store_kv import store_kv
-        k, cache = torch.zeros(1, 1, 8), torch.zeros(1, 4, 1, 8)
+        k, pool = torch.zeros(1, 1, 8), torch.zeros(1, 4, 1, 8)
         try:
-            store_kv(k, k, cache, cache, torch.tensor([1]))
+            store_kv(k, k, paged_kv(KVLayout.BLOCK_MAJOR, pool, pool), torch.tensor([1]))
         except ValueError as error:
             print(error)
     """
@@ -87,54 +94,98 @@ def test_compiled_kernels_equal_their_references_on_the_gpu() -> None:
     assert outcomes == dict.fromkeys(CASES, "ok")
 
 
-COMPILE = """
-    import json
-    from kvkernels.aot import compile_kernel, find_cuobjdump, resources
-    from kvkernels.slot_mapping import _slot_mapping_kernel
-    from kvkernels.store_kv import _store_kv_kernel
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(run_python("-m", "benchmarks.kernels", "--compile-only", "--json"))
+    return document
 
-    def strides(kernel):
-        return {name: "i64" for name in kernel.arg_names if name.startswith("stride_")}
 
-    def compiled(kernel, signature, constants):
-        result = compile_kernel(kernel, strides(kernel) | signature, constants)
-        tool = find_cuobjdump()
-        used = resources(result, tool) if tool else None
-        return {
-            "target": ".target sm_90a" in result.ptx,
-            "shared": result.shared_bytes,
-            "used": used and [used.registers, used.stack_bytes, used.local_bytes],
-        }
+def test_every_variant_compiles_for_every_architecture_within_its_bounds(compiled: dict[str, Any]) -> None:
+    kernels = compiled["variants"]
 
-    caches = ("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr")
-    report = {}
-    for dtype in ("bf16", "fp16", "fp32"):
-        for heads, dim in ((8, 128), (3, 64), (1, 24)):
-            constants = {
-                "BLOCK_SIZE": 16, "NUM_KV_HEADS": heads, "HEAD_DIM": dim,
-                "HEADS_TILE": 1 << (heads - 1).bit_length(), "DIM_TILE": 1 << (dim - 1).bit_length(),
-            }
-            signature = dict.fromkeys(caches, "*" + dtype) | {"slots_ptr": "*i64"}
-            report[f"store {dtype} {heads}x{dim}"] = compiled(_store_kv_kernel, signature, constants)
-    for block_size in (1, 16, 24):
-        signature = {
-            "tables_ptr": "*i32", "loc_ptr": "*i32", "positions_ptr": "*i64", "slots_ptr": "*i64",
-            "num_tokens": "i32", "num_requests": "i32",
-        }
-        constants = {"BLOCK_SIZE": block_size, "TILE": 256}
-        report[f"slots {block_size}"] = compiled(_slot_mapping_kernel, signature, constants)
-    print(json.dumps(report))
+    assert {kernel["capability"] for kernel in kernels} == {80, 90, 100}
+    assert {kernel["op"] for kernel in kernels} == {
+        "decode", "decode sum", "prefill", "store", "rope and store", "slot mapping", "copy blocks",
+        "add and RMSNorm", "RMSNorm of heads", "SwiGLU", "sample",
+    }  # fmt: skip
+    assert [(kernel["op"], kernel["case"], kernel["faults"]) for kernel in kernels if kernel["faults"]] == []
+    for kernel in kernels:
+        assert kernel["shared_bytes"] <= 100 * 1024
+        if kernel["registers"] is not None:  # cuobjdump is not part of every Triton wheel
+            assert (kernel["stack_bytes"], kernel["local_bytes"]) == (0, 0)
+            assert 0 < kernel["registers"] <= 192
+
+
+def test_sixteen_bit_attention_uses_tensor_cores_and_wide_asynchronous_copies(compiled: dict[str, Any]) -> None:
+    kernels = {
+        (kernel["op"], kernel["case"], kernel["capability"]): kernel
+        for kernel in compiled["variants"]
+        if kernel["op"] in ("decode", "prefill") and "fp32" not in kernel["case"]
+    }
+
+    assert all(kernel["matrix_instructions"] for kernel in kernels.values())
+    assert all(16 in kernel["async_copy_bytes"] for kernel in kernels.values())
+    llama = "Llama 8B 32/8x128, bf16"
+    assert kernels["decode", llama, 80]["matrix_instructions"] == ["mma.sync"]
+    assert kernels["decode", llama, 90]["matrix_instructions"] == ["mma.sync"]
+    # A tile of 64 rows is what the warp groups of an H100, and the tensor memory of a B200, take.
+    assert kernels["prefill", llama, 90]["matrix_instructions"] == ["wgmma.mma_async"]
+    assert kernels["prefill", llama, 100]["matrix_instructions"] == ["tcgen05.mma"]
+
+
+SPECIALISED = """
+    import torch
+    from kvkernels._launch import Launch
+    from kvkernels.aot import compile_launch
+    from kvkernels.store_kv import store_kv_launch
+    from kvkernels.layout import KVLayout, paged_kv
+
+    def store(head_dim):
+        k = torch.empty(4, 8, head_dim, dtype=torch.bfloat16, device="meta")
+        pool = torch.empty(9, 16, 8, head_dim, dtype=torch.bfloat16, device="meta")
+        slots = torch.empty(4, dtype=torch.int64, device="meta")
+        return compile_launch(store_kv_launch(k, k, paged_kv(KVLayout.BLOCK_MAJOR, pool, pool), slots)).ptx
+
+    for head_dim in (128, 121):
+        ptx = store(head_dim)
+        print(head_dim, ".target sm_90a" in ptx, "ld.global.v4" in ptx)
 """
 
 
-def test_kernels_compile_for_an_h100_without_spills(tmp_path: Path) -> None:
-    report = json.loads(run_python("-c", textwrap.dedent(COMPILE), TRITON_CACHE_DIR=str(tmp_path)))
+def test_what_is_compiled_is_specialised_as_a_launch_is() -> None:
+    # Rows of 121 elements start at odd addresses, so nothing wider than one element may be loaded from them.
+    assert run_python("-c", textwrap.dedent(SPECIALISED)).splitlines() == ["128 True True", "121 True False"]
 
-    assert len(report) == 3 * 3 + 3
-    for name, kernel in report.items():
-        assert kernel["target"], name
-        assert kernel["shared"] == 0, name  # nothing is shared between the threads of these kernels
-        if kernel["used"] is not None:  # cuobjdump is not part of every Triton wheel
-            registers, stack_bytes, local_bytes = kernel["used"]
-            assert (stack_bytes, local_bytes) == (0, 0), name
-            assert 0 < registers <= 64, name  # so that 8 programs of 128 threads fit a multiprocessor's 65,536
+
+SPILLING = """
+    import dataclasses
+    from kvkernels.compile_table import compile_variant
+    from kvkernels.variants import variants
+
+    decode = next(variant for variant in variants() if "fp32" in variant.case)
+    launch = decode.build()
+    spilling = dataclasses.replace(launch, constants={**launch.constants, "TILE": 32})
+    plain = next(variant for variant in variants() if variant.op == "store")
+    for variant in (dataclasses.replace(decode, build=lambda: spilling), dataclasses.replace(plain, is_matrix=True)):
+        print("; ".join(compile_variant(variant, 90).faults))
+"""
+
+
+def test_the_gates_see_spills_and_missing_instructions() -> None:
+    spilling, plain = run_python("-c", textwrap.dedent(SPILLING)).splitlines()
+
+    assert "255 registers, more than 168; spills: " in spilling
+    assert plain == "no tensor-core instruction; no asynchronous copy of 16 bytes"
+
+
+def test_nothing_is_compiled_under_the_interpreter() -> None:
+    script = """
+        from kvkernels.compile_table import compile_table
+        try:
+            next(compile_table())
+        except RuntimeError as error:
+            print(error)
+    """
+    assert run_python("-c", textwrap.dedent(script), TRITON_INTERPRET="1") == (
+        "compile_table: TRITON_INTERPRET is set; kernels are not compiled in this process\n"
+    )

@@ -1,15 +1,12 @@
 """Paged attention, the references and the torch backend, against contiguous attention written out in full."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from kvengine.attention.base import attend
 from kvengine.attention.torch_backend import TorchBackend
-from kvengine.batch import ForwardBatch
-from kvengine.spec import KVCacheSpec, KVDtype
 from kvkernels import reference
+from tests.differential.backend_steps import a_spec, attend_step, fill_cache
 from tests.differential.paged_case import PagedCase, a_paged_case, plain_attention
 
 SCALE = 24**-0.5
@@ -57,6 +54,24 @@ def test_reference_prefill_equals_contiguous_attention(block_size: int, dtype: t
     )
 
     assert_close(out, plain_attention(case, scale=SCALE), dtype)
+
+
+@pytest.mark.parametrize("window", [1, 3, 16, 60])
+def test_reference_windows_equal_contiguous_attention_over_the_last_tokens(window: int) -> None:
+    case = a_chunked_case(4, torch.float64)
+
+    out = reference.paged_prefill(
+        case.q,
+        case.k_cache,
+        case.v_cache,
+        case.block_tables,
+        case.context_lens,
+        case.query_start_loc,
+        scale=SCALE,
+        window=window,
+    )
+
+    assert_close(out, plain_attention(case, scale=SCALE, window=window), torch.float64)
 
 
 def test_reference_gives_zeros_for_padding_rows_and_padding_tokens() -> None:
@@ -154,7 +169,15 @@ def test_dependent_block_copies_are_refused() -> None:
     cache = torch.zeros(4, 2)
     for copies in ([(1, 2), (2, 3)], [(1, 3), (2, 3)], [(1, 1)]):
         with pytest.raises(ValueError, match="depend on each other"):
-            reference.copy_blocks([cache], copies)
+            reference.copy_blocks(cache, cache, copies)
+
+
+def test_a_block_may_be_read_and_written_where_the_pools_are_two() -> None:
+    device, host = torch.arange(8.0).view(4, 2), torch.zeros(3, 2)
+
+    reference.copy_blocks(device, host, [(1, 2), (3, 1), (2, 0)])
+
+    assert host.tolist() == [[4, 5], [6, 7], [2, 3]]
 
 
 def a_chunked_case(block_size: int, dtype: torch.dtype) -> PagedCase:
@@ -172,55 +195,13 @@ def assert_close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 def a_backend(case: PagedCase, *, num_layers: int = 1) -> TorchBackend:
-    num_blocks, block_size, num_kv_heads, head_dim = case.k_cache.shape
-    spec = KVCacheSpec(
-        num_layers=num_layers,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        head_dim_v=head_dim,
-        dtype=KVDtype.FLOAT32,
-        block_size=block_size,
+    return TorchBackend(
+        a_spec(case, num_layers=num_layers),
+        len(case.k_cache),
+        num_heads=case.q.shape[1],
+        dtype=case.q.dtype,
+        device=torch.device("cpu"),
     )
-    return TorchBackend(spec, num_blocks, num_heads=case.q.shape[1], dtype=case.q.dtype, device=torch.device("cpu"))
-
-
-def a_batch(case: PagedCase, *, num_decodes: int, slots: Tensor) -> ForwardBatch:
-    unused = torch.zeros(len(slots), dtype=torch.int64)
-    return ForwardBatch(
-        num_decodes=num_decodes,
-        token_ids=unused,
-        positions=unused,
-        slots=slots,
-        block_tables=case.block_tables,
-        query_start_loc=case.query_start_loc,
-        context_lens=case.context_lens,
-        host_query_start_loc=case.query_start_loc.numpy(),
-        host_context_lens=case.context_lens.numpy(),
-        sampled_tokens=unused,
-        sampled_requests=(),
-    )
-
-
-def fill_cache(backend: TorchBackend, case: PagedCase, *, num_layers: int = 1) -> None:
-    """Write the whole history through the backend, one request after the other, in every layer."""
-    for row, (k, v) in enumerate(zip(case.k, case.v, strict=True)):
-        positions = np.arange(len(k))
-        blocks = case.block_tables[row].numpy()[positions // case.block_size]
-        slots = torch.from_numpy(blocks * case.block_size + positions % case.block_size).long()
-        backend.plan(a_batch(case, num_decodes=len(case.query_lens), slots=slots))
-        for layer in range(num_layers):
-            backend.store_kv(layer, k, v)
-
-
-def attend_step(backend: TorchBackend, case: PagedCase, *, num_decodes: int, layer: int = 0) -> Tensor:
-    """Attend with the step's own keys stored again, as a real step does."""
-    rows = list(zip(case.k, case.v, case.query_lens, strict=True))
-    k = torch.cat([keys[len(keys) - count :] for keys, _, count in rows])
-    v = torch.cat([values[len(values) - count :] for _, values, count in rows])
-    positions = torch.cat([torch.arange(len(keys) - count, len(keys)) for keys, _, count in rows])
-    slots = reference.slot_mapping(case.block_tables, case.query_start_loc, positions, block_size=case.block_size)
-    backend.plan(a_batch(case, num_decodes=num_decodes, slots=slots))
-    return attend(backend, layer, case.q, k, v, num_decodes)
 
 
 def run_backend(case: PagedCase, num_decodes: int) -> Tensor:

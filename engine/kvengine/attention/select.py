@@ -1,5 +1,7 @@
 """Which device, and which attention backend on it: the only place that asks."""
 
+import importlib.util
+import os
 from typing import Literal, NamedTuple
 
 import torch
@@ -8,10 +10,14 @@ from kvengine.attention.base import AttentionBackend
 from kvengine.attention.torch_backend import TorchBackend
 from kvengine.config import EngineConfig
 from kvengine.errors import ConfigError, DeviceError
-from kvengine.spec import KVDtype
+from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.units import format_bytes
 
 DeviceName = Literal["auto", "cpu", "cuda"]
+
+_FIRST_CAPABILITY = (8, 0)
+"""Of a GPU; older ones have no bfloat16 and no asynchronous copies."""
+_MAX_HEAD_DIM = 256
 
 _TORCH_DTYPES = {
     KVDtype.FLOAT32: torch.float32,
@@ -55,18 +61,52 @@ def torch_dtype(dtype: KVDtype) -> torch.dtype:
 def select_backend(config: EngineConfig, *, num_heads: int, device: torch.device) -> Selection:
     """Allocate the pools of all layers on a device, and choose what attends over them.
 
+    On a GPU the Triton kernels; on the CPU torch, unless `TRITON_INTERPRET=1` asks for the kernels to be interpreted.
+
     Raises:
         ConfigError: The KV type is not supported.
         DeviceError: The pools do not fit into the device's memory.
     """
     spec = config.kv_cache
     dtype = torch_dtype(spec.dtype)
+    obstacle = _obstacle_to_triton(spec, device)
     try:
-        backend = TorchBackend(spec, config.num_blocks, num_heads=num_heads, dtype=dtype, device=device)
+        if obstacle is None:
+            from kvengine.attention.triton_backend import TritonBackend
+
+            backend: AttentionBackend = TritonBackend(
+                spec, config.num_blocks, num_heads=num_heads, dtype=dtype, device=device
+            )
+        else:
+            backend = TorchBackend(spec, config.num_blocks, num_heads=num_heads, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
         size = format_bytes(config.num_blocks * spec.block_bytes)
         raise DeviceError(
             f"cannot allocate {config.num_blocks} blocks ({size}) on {device.type}: {str(error).splitlines()[0]}",
             hint="use fewer blocks",
         ) from None
-    return Selection(backend, f"gather and SDPA in torch: the one backend that runs on {device.type}")
+    if obstacle is not None:
+        return Selection(backend, f"gather and SDPA in torch: {obstacle}")
+    how = "" if device.type == "cuda" else ", interpreted because TRITON_INTERPRET is set: for tests, and slow"
+    return Selection(backend, f"Triton kernels on {device.type}{how}")
+
+
+def _obstacle_to_triton(spec: KVCacheSpec, device: torch.device) -> str | None:
+    """Say why the Triton kernels cannot be used here; None where they can.
+
+    Raises:
+        ConfigError: They were asked for, and would compute nonsense.
+    """
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type != "cuda" and not interpreted:
+        return f"the one backend that runs on {device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if spec.head_dim > _MAX_HEAD_DIM:
+        return f"heads of {spec.head_dim} are more than the {_MAX_HEAD_DIM} that the kernels take"
+    if interpreted and spec.dtype is KVDtype.BFLOAT16:
+        message = "Triton's interpreter computes bfloat16 wrongly"
+        raise ConfigError(message, hint="use float32 or float16, or unset TRITON_INTERPRET")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FIRST_CAPABILITY:
+        return "the kernels need an A100 or newer"
+    return None

@@ -153,7 +153,8 @@ class TorchBackend:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks in all layers."""
-        copy_blocks(self._pools, copies, block_dim=1)
+        for pool in self._pools:
+            copy_blocks(pool, pool, copies, block_dim=1)
 
     def _similar_rows(self, context_lens: NDArray[np.int32]) -> Iterator[NDArray[np.int64]]:
         """Split decode rows by length, so that padding at most doubles what is gathered, and by the group's size."""

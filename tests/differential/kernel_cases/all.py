@@ -1,0 +1,6 @@
+"""All cases under their names."""
+
+from tests.differential.kernel_cases import attention, cache_ops, dense, engine, sampling
+from tests.differential.kernel_cases.case import Case
+
+CASES: dict[str, Case] = {**cache_ops.CASES, **attention.CASES, **dense.CASES, **sampling.CASES, **engine.CASES}
