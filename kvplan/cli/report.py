@@ -31,6 +31,9 @@ def report_results(
         ReportFormat.TABLE
     ),
     as_json: JsonOption = False,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one row a point to a Parquet file instead.")
+    ] = None,
 ) -> None:
     """Report what runs and sweeps have left in a results file: planned beside measured."""
     from kvengine.errors import ConfigError
@@ -50,6 +53,12 @@ def report_results(
         raise ConfigError("holds no finished point yet", where=str(results))
     groups = split_series(points) if everything else latest_series(points)
     shown = [point for group in groups for point in group]
+    if parquet is not None:
+        from kvplan.export import write_parquet
+
+        write_parquet(shown, parquet)
+        print_note(f"{len(shown)} points written to {parquet}")
+        return
     form = ReportFormat.JSON if as_json else output_format
     if form is ReportFormat.MARKDOWN:
         for group in groups:
