@@ -72,7 +72,8 @@ def counts_encoder(model: ModelSpec, engine: EngineInputs) -> bool:
 def default_share(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec) -> float:
     """Return the share of a card that an engine takes where none is given."""
     if engine.engine is EngineKind.SGLANG:
-        return default_static_fraction(sglang_start(model, engine, gpu))
+        # A small card is less than what is kept free by default: SGLang does not start there.
+        return max(0.0, default_static_fraction(sglang_start(model, engine, gpu)))
     return default_utilization(engine.version or LATEST)
 
 

@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass, replace
 
+from kvengine.units import MIB, cdiv
 from kvplan.baselines import Design
+from kvplan.capacity import EngineKind
 from kvplan.gpu_spec import GpuSpec
 from kvplan.plan import Plan, demand_counts, make_plan
 
@@ -35,10 +37,11 @@ def needs_of(plan: Plan) -> Needs:
     if gpu is None or not plan.budget.charged:
         return Needs(blocks=blocks, available_kv_bytes=available, gpu_memory_bytes=None, utilization=None)
     taken = available + _charged_at_worst(plan)
+    default_varies = inputs.memory.fraction is None and inputs.engine.engine is EngineKind.SGLANG
     return Needs(
         blocks=blocks,
         available_kv_bytes=available,
-        gpu_memory_bytes=_needed_card(plan, gpu, available),
+        gpu_memory_bytes=_smallest_card(plan, gpu, available) if default_varies else _needed_card(plan, gpu, available),
         utilization=taken / (gpu.total_bytes - gpu.driver_reserve.high_bytes),
     )
 
@@ -58,6 +61,25 @@ def _needed_card(plan: Plan, gpu: GpuSpec, available_bytes: int) -> int:
         gpu = replace(gpu, total_bytes=size_bytes)
         plan = make_plan(replace(plan.inputs, memory=replace(plan.inputs.memory, gpu=gpu)))
     return size_bytes
+
+
+def _smallest_card(plan: Plan, gpu: GpuSpec, available_bytes: int) -> int:
+    """Return the smallest card of a kind that leaves so much, to 1 MiB: the default share varies with it."""
+    too_small, enough = 0, cdiv(gpu.total_bytes, MIB)
+    while not _leaves(plan, gpu, enough * MIB, available_bytes):
+        too_small, enough = enough, enough * 2
+    while enough - too_small > 1:
+        middle = (too_small + enough) // 2
+        if _leaves(plan, gpu, middle * MIB, available_bytes):
+            enough = middle
+        else:
+            too_small = middle
+    return enough * MIB
+
+
+def _leaves(plan: Plan, gpu: GpuSpec, card_bytes: int, available_bytes: int) -> bool:
+    memory = replace(plan.inputs.memory, gpu=replace(gpu, total_bytes=card_bytes))
+    return make_plan(replace(plan.inputs, memory=memory)).budget.available_kv.low_bytes >= available_bytes
 
 
 def _charged_at_worst(plan: Plan) -> int:

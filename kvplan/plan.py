@@ -112,7 +112,9 @@ class Plan:
         """Return the pool and the paged design with blocks of another size in the same memory."""
         engine = replace(self.inputs.engine, block_size=block_size, num_blocks=None)
         inputs = replace(self.inputs, engine=engine)
-        capacity = _pool(inputs, self.stage).fill(self.budget.available_kv.size_bytes)
+        pool = _pool(inputs, self.stage)
+        assert pool is not None, "the stage that decides keeps something"
+        capacity = pool.fill(self.budget.available_kv.size_bytes)
         return capacity, _paged(inputs, capacity, self.demand)
 
 
@@ -164,12 +166,16 @@ def _check_parallelism(inputs: PlanInputs) -> None:
 
 def _tightest_stage(inputs: PlanInputs) -> _Stage:
     """Return the pipeline stage that holds fewest blocks: engines give all stages as many."""
-    stages = (_stage(inputs, index) for index in range(inputs.engine.pipeline_parallel))
+    stages = [stage for index in range(inputs.engine.pipeline_parallel) if (stage := _stage(inputs, index))]
+    if not stages:
+        raise ConfigError("no layer of this model keeps anything", where=inputs.model.name)
     return min(stages, key=lambda stage: (stage.capacity.num_blocks, stage.index))
 
 
-def _stage(inputs: PlanInputs, index: int) -> _Stage:
+def _stage(inputs: PlanInputs, index: int) -> _Stage | None:
     pool = _pool(inputs, index)
+    if pool is None:
+        return None
     budget = _budget(inputs, pool, index)
     return _Stage(index=index, pool=pool, budget=budget, capacity=pool.fill(budget.available_kv.size_bytes))
 
@@ -229,7 +235,7 @@ def longest_asked(inputs: PlanInputs) -> int:
     return inputs.model.max_model_len
 
 
-def _pool(inputs: PlanInputs, stage: int) -> RankPool:
+def _pool(inputs: PlanInputs, stage: int) -> RankPool | None:
     return rank_pool(
         inputs.model, inputs.engine, stage, max_model_len=longest_asked(inputs), step_tokens=step_tokens(inputs)
     )

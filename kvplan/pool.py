@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from math import ceil
 
-from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
 from kvplan.capacity import Capacity, EngineKind, fill_pool
 from kvplan.engine_inputs import EngineInputs
@@ -59,8 +58,10 @@ class RankPool:
         return replace(capacity, state_slots=slots if pool.state_bytes else None)
 
 
-def rank_pool(model: ModelSpec, engine: EngineInputs, stage: int, *, max_model_len: int, step_tokens: int) -> RankPool:
-    """Lay out the pool of one rank of a pipeline stage.
+def rank_pool(
+    model: ModelSpec, engine: EngineInputs, stage: int, *, max_model_len: int, step_tokens: int
+) -> RankPool | None:
+    """Lay out the pool of one rank of a pipeline stage. None: its layers keep nothing.
 
     Args:
         model: The model.
@@ -83,7 +84,7 @@ def rank_pool(model: ModelSpec, engine: EngineInputs, stage: int, *, max_model_l
     else:
         groups = tuple(group_layers(rank_layers(layers, form)))
     if not any(group.layers for group in groups):
-        raise ConfigError("no layer of this model keeps anything", where=model.name)
+        return None
     return RankPool(
         engine=engine,
         layout=KVLayout(groups=groups, rules=rules),
