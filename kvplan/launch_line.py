@@ -67,6 +67,8 @@ _SWITCHES: Mapping[str, tuple[str, bool]] = {
 _ALONE = ("--trust-remote-code", "--enable-auto-tool-choice", "--enable-chunked-prefill")
 _SPECULATIVE = ("--speculative-config", "-sc")
 _ENGINE_WORDS = ("vllm", "sglang")
+_VLLM_IMAGE = "vllm-openai"
+"""Runs the server with the words that follow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,8 @@ def _find_engine(words: list[str]) -> tuple[int, str]:
     """Return where the engine's own words begin, and whose they are."""
     for index, word in enumerate(words):
         name = word.rpartition("/")[2].partition(".")[0]
+        if name.partition(":")[0] == _VLLM_IMAGE:
+            return index + 1, "vllm"
         if name in _ENGINE_WORDS:
             is_subcommand = "." not in word.rpartition("/")[2] and words[index + 1 : index + 2] == ["serve"]
             return index + (2 if is_subcommand else 1), name

@@ -14,7 +14,7 @@ from kvplan.kv_layout.sglang import WINDOW_TOKENS, SglangPool, sglang_layers
 from kvplan.model_spec import ModelSpec
 from kvplan.models.layer_parts import LayerParts
 from kvplan.parameters import stage_layers
-from kvplan.rank_layers import CacheForm, natural_layers, rank_layers
+from kvplan.rank_layers import CacheForm, default_page_size, natural_layers, rank_layers
 
 _LATEST = (0, 32, 0)
 _BATCHES_IN_FLIGHT = 2
@@ -79,7 +79,8 @@ def rank_pool(
     sglang: SglangPool | None = None
     groups: tuple[KVGroup, ...]
     if engine.engine is EngineKind.SGLANG:
-        sglang = SglangPool(layers=sglang_layers(natural_layers(layers, form)), page_size=engine.block_size or 1)
+        page = engine.block_size or default_page_size(layers)
+        sglang = SglangPool(layers=sglang_layers(natural_layers(layers, form)), page_size=page)
         groups = (_sglang_group(sglang),)
     else:
         groups = tuple(group_layers(rank_layers(layers, form)))

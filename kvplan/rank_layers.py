@@ -21,6 +21,7 @@ from kvplan.models.layer_parts import KeptRows, KeptState, LayerParts, RowUse
 _KERNEL_BLOCK = 16
 _LATENT_BLOCK, _COMPRESSED_BLOCK = 64, 256
 """Tokens per block where none are asked for: latent attention kernels, and DeepSeek-V4's."""
+_SPARSE_PAGE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,12 @@ def default_block_size(layers: Sequence[LayerParts]) -> int:
     if any(row.tokens_per_row > 1 for row in rows):
         return _COMPRESSED_BLOCK
     return _LATENT_BLOCK if any(row.kind is AttentionKind.MLA for row in rows) else _KERNEL_BLOCK
+
+
+def default_page_size(layers: Sequence[LayerParts]) -> int:
+    """Return the tokens per page that SGLang takes where none are asked for: kernels of sparse attention want 64."""
+    rows = (part for layer in layers for part in layer if isinstance(part, KeptRows))
+    return _SPARSE_PAGE if any(_is_sparse(row) for row in rows) else 1
 
 
 def rank_layers(layers: Sequence[LayerParts], form: CacheForm) -> list[Layer]:
