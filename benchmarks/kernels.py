@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from typing import Any
 
 
 def main() -> int:
@@ -23,7 +22,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
-        from kvkernels.compile_table import CAPABILITIES, compile_table, compiler
+        from kvkernels.compile_table import CAPABILITIES, compile_table, compiler, table_text
     except ImportError as error:
         print(f"error: {error.name} is not installed, so there is nothing to compile with", file=sys.stderr)
         return 3
@@ -47,17 +46,9 @@ def main() -> int:
         print()
     else:
         print(f"kernels: compiled by {compiler()}, not run")
-        print_table([row.cells for row in rows])
+        print(table_text(rows))
         print(f"{len(rows)} variants, {len(faulty)} of them beyond their bounds")
     return 1 if faulty else 0
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Columns as wide as their widest cell."""
-    columns = list(rows[0])
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    for row in [dict(zip(columns, columns, strict=True)), *rows]:
-        print("  ".join(f"{row[name]:<{widths[name]}}" for name in columns).rstrip())
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class CompiledVariant:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The variant as a row of text."""
+        """The variant as a row of text, by column."""
         spilled = None if self.stack_bytes is None or self.local_bytes is None else self.stack_bytes + self.local_bytes
         return {
             "arch": f"sm_{self.capability}",
@@ -120,6 +120,17 @@ def compile_variant(variant: Variant, capability: int) -> CompiledVariant:
         async_copy_bytes=kernel.async_copy_bytes,
         num_narrow_loads=kernel.num_narrow_loads,
         faults=tuple(faults),
+    )
+
+
+def table_text(variants: Sequence[CompiledVariant]) -> str:
+    """One line for each variant, under a header; the columns are aligned."""
+    rows = [variant.cells for variant in variants]
+    columns = list(rows[0])
+    widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
+    lines = [columns, *(list(row.values()) for row in rows)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
