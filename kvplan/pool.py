@@ -1,7 +1,8 @@
 """The pool of one rank under one engine: its layers, their groups, and the blocks that memory is cut into."""
 
 from dataclasses import dataclass, replace
-from math import ceil
+from fractions import Fraction
+from math import floor
 
 from kvengine.spec import KVDtype
 from kvplan.capacity import Capacity, EngineKind, fill_pool
@@ -137,21 +138,29 @@ def _sglang_group(pool: SglangPool) -> KVGroup:
 
 
 def _paged_layers(pool: SglangPool, page: int) -> tuple[Layer, ...]:
-    """Return the attention layers with pages of the engine's size, windows at their share of the cell."""
+    """Return the attention layers with pages of the engine's size, windows at their share of the cell.
+
+    Layers take whole bytes, together the cell's rounded down.
+    """
     attention = [layer for layer in pool.layers if isinstance(layer, AttentionLayer)]
     has_full = any(layer.kind is not AttentionKind.SLIDING_WINDOW for layer in attention)
-    paged = {id(layer): _paged_layer(layer, page, has_full=has_full) for layer in attention}
-    return tuple(paged[id(layer)] for layer in attention)
+    paged: dict[tuple[int, int], AttentionLayer] = {}
+    result, before = [], Fraction(0)
+    for layer in attention:
+        after = before + _cell_share(layer, has_full=has_full)
+        token_bytes, before = floor(after) - floor(before), after
+        key = (id(layer), token_bytes)
+        if key not in paged:
+            paged[key] = _paged_layer(layer, page, token_bytes)
+        result.append(paged[key])
+    return tuple(result)
 
 
-def _paged_layer(layer: AttentionLayer, page: int, *, has_full: bool) -> AttentionLayer:
-    share = WINDOW_TOKENS if has_full and layer.kind is AttentionKind.SLIDING_WINDOW else 1
+def _cell_share(layer: AttentionLayer, *, has_full: bool) -> Fraction:
+    share = WINDOW_TOKENS if has_full and layer.kind is AttentionKind.SLIDING_WINDOW else Fraction(1)
+    return layer.token_bytes * share / layer.tokens_per_row
+
+
+def _paged_layer(layer: AttentionLayer, page: int, token_bytes: int) -> AttentionLayer:
     kind = AttentionKind.MLA if layer.kind is AttentionKind.MLA else AttentionKind.FULL
-    return replace(
-        layer,
-        kind=kind,
-        reach=0,
-        block_size=page,
-        token_bytes=ceil(layer.token_bytes * share / layer.tokens_per_row),
-        tokens_per_row=1,
-    )
+    return replace(layer, kind=kind, reach=0, block_size=page, token_bytes=token_bytes, tokens_per_row=1)
