@@ -8,8 +8,10 @@ not promise to keep: a launch is specialised by Triton's own rules, so that what
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -71,18 +73,31 @@ def compile_launch(launch: Launch, *, capability: int = 90) -> CompiledKernel:
     """
     if interpreting():
         raise RuntimeError("compile_launch: TRITON_INTERPRET is set; kernels are not compiled in this process")
-    kernel = launch.kernel
     target = GPUTarget("cuda", capability, _WARP_SIZE)
     backend = make_backend(target)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, specialization, extra = bind(**launch.arguments, **launch.constants, **options)
-    parsed, signature, constants, attributes = kernel._pack_args(backend, options, bound, specialization, extra)
-    source = ASTSource(kernel, signature, constants, attributes)
+    bound, specialization, extra = _bind(launch, backend, options)
+    parsed, signature, constants, attributes = launch.kernel._pack_args(backend, options, bound, specialization, extra)
+    source = ASTSource(launch.kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=target, options=parsed.__dict__)
     return CompiledKernel(
         ptx=compiled.asm["ptx"], cubin=compiled.asm["cubin"], shared_bytes=int(compiled.metadata.shared)
     )
+
+
+def specialisation(launch: Launch) -> str:
+    """Say what a launch's code depends on: Triton compiles again for a launch that differs here."""
+    backend = make_backend(GPUTarget("cuda", 90, _WARP_SIZE))
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    _, specialization, _ = _bind(launch, backend, options)
+    return str([*specialization, sorted(launch.constants.items()), sorted(options.items())])
+
+
+def _bind(launch: Launch, backend: Any, options: Mapping[str, int]) -> tuple[Any, Any, Any]:
+    """Specialise the arguments: types, alignment, and which are 1."""
+    bind = create_function_from_signature(launch.kernel.signature, launch.kernel.params, backend)
+    bound, specialization, extra = bind(**launch.arguments, **launch.constants, **options)
+    return bound, specialization, extra
 
 
 def find_cuobjdump() -> Path | None:

@@ -19,6 +19,9 @@ _MAX_HEAD_DIM = 256
 _SMALLEST_DOT = 16
 """`tl.dot` takes no shorter side."""
 _LOG2_E = 1.4426950408889634
+PER_STEP_NUMBERS = ("stride_tables_row",)
+PER_STEP_POINTERS = ("tables_ptr", "lens_ptr", "loc_ptr", "tiles_ptr", "parts_ptr", "row_starts_ptr")
+"""What differs from step to step: were Triton to compile for their alignment, steps would wait for its compiler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from kvkernels._launch import Launch, check_shape, strides
 from kvkernels.attention_tile import (
+    PER_STEP_NUMBERS,
+    PER_STEP_POINTERS,
     attention_arguments,
     attention_constants,
     check_attention,
@@ -185,7 +187,7 @@ def paged_decode_launches(
     return [attend, add_up] if plan.is_split else [attend]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP_NUMBERS, do_not_specialize_on_alignment=PER_STEP_POINTERS)
 def _decode_kernel(
     q_ptr,
     k_ptr,
@@ -292,7 +294,7 @@ def _decode_kernel(
             tl.store(logsum_ptr + part * stride_logsum_part + head * stride_logsum_head, logsum, mask=is_row)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PER_STEP_POINTERS)
 def _reduce_kernel(
     out_ptr,
     row_starts_ptr,

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from kvkernels._launch import Launch, check_dtype, check_shape, strides
 from kvkernels.attention_tile import (
+    PER_STEP_NUMBERS,
+    PER_STEP_POINTERS,
     attention_arguments,
     attention_constants,
     check_attention,
@@ -145,7 +147,7 @@ def _tile_tokens(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.
     return _tile_rows(group_rows, head_dim, dtype) // group_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PER_STEP_NUMBERS, do_not_specialize_on_alignment=PER_STEP_POINTERS)
 def _prefill_kernel(
     q_ptr,
     k_ptr,

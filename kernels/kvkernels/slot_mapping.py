@@ -62,7 +62,10 @@ def slot_mapping_launch(
     )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("num_tokens", "num_requests", "stride_tables_request"),
+    do_not_specialize_on_alignment=("tables_ptr", "loc_ptr", "positions_ptr"),
+)
 def _slot_mapping_kernel(
     tables_ptr,
     loc_ptr,

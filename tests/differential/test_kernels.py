@@ -157,6 +157,46 @@ def test_what_is_compiled_is_specialised_as_a_launch_is() -> None:
     assert run_python("-c", textwrap.dedent(SPECIALISED)).splitlines() == ["128 True True", "121 True False"]
 
 
+EACH_STEP = """
+    import numpy as np
+    import torch
+    from kvkernels.aot import specialisation
+    from kvkernels.layout import KVLayout, paged_kv
+    from kvkernels.paged_decode import DecodePlan, paged_decode_launches
+    from kvkernels.paged_prefill import paged_prefill_launch
+    from kvkernels.slot_mapping import slot_mapping_launch
+
+    def empty(*shape, dtype=torch.int32):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def launches(num_decodes, num_rows, max_blocks):
+        pool = empty(50, 16, 3, 64, dtype=torch.bfloat16)
+        cache = paged_kv(KVLayout.BLOCK_MAJOR, pool, pool)
+        q = empty(num_rows, 15, 64, dtype=torch.bfloat16)[:, :9]
+        out = empty(num_rows, 9, 64, dtype=torch.bfloat16)
+        tables, lens, loc = empty(num_rows, max_blocks), empty(num_rows), empty(num_rows + 1)
+        parts = 2 * num_decodes
+        f32 = torch.float32
+        plan = DecodePlan(parts=empty(parts, 2), row_starts=empty(num_decodes + 1),
+                          partial=empty(parts, 9, 64, dtype=f32), logsum=empty(parts, 9, dtype=f32), is_split=True)
+        n = num_decodes
+        yield from paged_decode_launches(
+            q[:n], cache, tables[:n], lens[:n], plan, scale=0.1, window=None, out=out[:n])
+        yield paged_prefill_launch(
+            q[n:], cache, tables[n:], lens[n:], loc[n:], empty(num_rows - n, 2), scale=0.1, window=None, out=out[n:])
+        positions = empty(num_rows, dtype=torch.int64)
+        yield slot_mapping_launch(tables[n:], loc[n:], positions, positions, block_size=16)
+
+    steps = [(1, 2, 1), (1, 17, 5), (3, 16, 16), (16, 40, 33), (5, 9, 512)]
+    for kernel in zip(*(launches(*step) for step in steps)):
+        print(len({specialisation(launch) for launch in kernel}))
+"""
+
+
+def test_no_step_waits_for_the_compiler_because_its_batch_has_another_size() -> None:
+    assert run_python("-c", textwrap.dedent(EACH_STEP)).split() == ["1"] * 4
+
+
 SPILLING = """
     import dataclasses
     from kvkernels.compile_table import compile_variant
