@@ -72,6 +72,7 @@ def model_from_config(
     if assume_standard and not assumption:
         assumption = _unread_caches(reader, family)
     kept = tuple(built.parts for built in layers)
+    notes = tuple(f"{key} is absent: the class default {value:,} is used" for key, value in reader.defaulted.items())
     model = ModelSpec(
         name=name,
         architecture=_architecture(outer) or _architecture(plain) or model_type,
@@ -87,7 +88,7 @@ def model_from_config(
         weights=weights,
         weights_unknown="its vision or audio part is not counted yet" if has_towers else "",
         assumption=f"standard attention is assumed in every layer: {assumption}" if assumption else "",
-        notes=tuple(f"{key} is absent: the class default {value:,} is used" for key, value in reader.defaulted.items()),
+        notes=notes,
     )
     unread = next((key for key in config if key not in outer.asked), None)
     if refuse_unread_keys and unread is not None:
