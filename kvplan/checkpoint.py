@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from kvengine.errors import ConfigError
+from kvengine.model_files import safetensors_files
 from kvplan.loading import load_json_object
 
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -50,10 +52,11 @@ def read_stored_weights(folder: Path, *, float32: bool) -> StoredWeights | None:
         float32: Whether the configuration says that the checkpoint is float32; an index does not tell.
 
     Raises:
-        ConfigError: A header is damaged.
+        ConfigError: A header is damaged, a file that the index names is not there, or one is shorter than its header
+            says.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if files:
+    if any(folder.glob("*.safetensors")):
+        files = safetensors_files(folder)
         tensors = [tensor for path in files for tensor in _read_header(path)]
         plural = "s" if len(files) > 1 else ""
         return weights_of(tensors, source=f"{len(files)} safetensors header{plural}")
@@ -102,11 +105,23 @@ def _read_header(path: Path) -> list[StoredTensor]:
             if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, path.stat().st_size - 8):
                 raise ConfigError("not a safetensors file: its header does not fit in it", where=str(path))
             header = json.loads(file.read(header_bytes))
+            data_bytes = path.stat().st_size - 8 - header_bytes
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from None
     except (ValueError, RecursionError):
         raise ConfigError("damaged safetensors header", where=str(path)) from None
-    return tensors_of_header(header, source=str(path))
+    tensors = tensors_of_header(header, source=str(path))
+    _check_length(header, data_bytes, source=str(path))
+    return tensors
+
+
+def _check_length(header: Mapping[str, Any], data_bytes: int, *, source: str) -> None:
+    """Refuse a file that ends before a tensor does, such as a download that was cut off."""
+    described = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    if described > data_bytes:
+        raise ConfigError(
+            f"cut off: its header describes {described:,} bytes of tensors, and {data_bytes:,} are there", where=source
+        )
 
 
 def _tensors(header: Mapping[str, object]) -> Iterator[StoredTensor]:

@@ -1,6 +1,7 @@
 """Which file of a model is where: a folder in Hugging Face form, or one GGUF file."""
 
 import importlib.util
+import json
 from enum import StrEnum
 from pathlib import Path
 
@@ -33,6 +34,35 @@ def model_format(path: Path) -> ModelFormat:
     if path.suffix != ".gguf":
         raise ConfigError("expected a folder with config.json and safetensors, or a .gguf file", where=str(path))
     return ModelFormat.GGUF
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Return the weight files of a folder: those that the index names, else `model.safetensors`, else all there are.
+
+    Copies of the weights in other forms, such as `consolidated.safetensors` beside shards, are not among them.
+
+    Raises:
+        ConfigError: The index is damaged, or a file that it names is not there.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return _indexed_files(index)
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+        names = sorted({str(name) for name in weight_map.values()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ConfigError("expected a JSON object with a 'weight_map' of tensor to file", where=str(index)) from None
+    for name in names:
+        if Path(name).name != name:
+            raise ConfigError(f"the index names a file outside the folder: {name!r}", where=str(index))
+        if not (index.parent / name).is_file():
+            raise ConfigError(f"the index names {name!r}, which is not there", where=str(index))
+    return [index.parent / name for name in names]
 
 
 def find_demo_model() -> Path:

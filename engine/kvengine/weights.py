@@ -3,7 +3,6 @@
 Nothing is ever unpickled: a folder with only `.bin` or `.pt` files is refused.
 """
 
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from kvengine.errors import ConfigError, DeviceError
 from kvengine.gguf_file import GGUFTensor, read_gguf
 from kvengine.llama_config import LlamaConfig
-from kvengine.model_files import ModelFormat, find_demo_model, model_format
+from kvengine.model_files import ModelFormat, find_demo_model, model_format, safetensors_files
 
 __all__ = ["ROPE_FREQS", "WeightSource", "find_demo_model", "open_weights"]
 
@@ -77,7 +76,7 @@ class _SafetensorsFolder:
         self._error = SafetensorError
         self._folder = folder
         self._file_of: dict[str, Any] = {}
-        for path in _safetensors_files(folder):
+        for path in _files_of(folder):
             handle = self._opened(path)
             self._file_of.update(dict.fromkeys(handle.keys(), handle))
 
@@ -108,12 +107,8 @@ class _SafetensorsFolder:
             raise ConfigError(f"cannot be read: {error}", where=str(path)) from None
 
 
-def _safetensors_files(folder: Path) -> list[Path]:
-    """The files that the index names, or the only ones there are."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return _indexed_files(index)
-    files = sorted(folder.glob("*.safetensors"))
+def _files_of(folder: Path) -> list[Path]:
+    files = safetensors_files(folder)
     if files:
         return files
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
@@ -121,20 +116,6 @@ def _safetensors_files(folder: Path) -> list[Path]:
         message = f"the only weights are pickled ({pickles[0]}), which could run code and are never loaded"
         raise ConfigError(message, where=str(folder), hint="convert them to safetensors")
     raise ConfigError("the folder holds no *.safetensors", where=str(folder))
-
-
-def _indexed_files(index: Path) -> list[Path]:
-    try:
-        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
-        names = sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigError("expected a JSON object with a 'weight_map' of tensor to file", where=str(index)) from None
-    for name in names:
-        if Path(name).name != name:
-            raise ConfigError(f"the index names a file outside the folder: {name!r}", where=str(index))
-        if not (index.parent / name).is_file():
-            raise ConfigError(f"the index names {name!r}, which is not there", where=str(index))
-    return [index.parent / name for name in names]
 
 
 class _GGUFWeights:
