@@ -56,8 +56,10 @@ def engine_config(
     )
 
 
-def generate(model: LlamaModel, config: EngineConfig, *, max_tokens: int = 12) -> list[Request]:
-    scheduler, runner = Scheduler(config), TorchRunner(model, config)
+def generate(
+    model: LlamaModel, config: EngineConfig, *, max_tokens: int = 12, runner: TorchRunner | None = None
+) -> list[Request]:
+    scheduler, runner = Scheduler(config), runner or TorchRunner(model, config)
     requests = [a_request(str(index), prompt=prompt, max_tokens=max_tokens) for index, prompt in enumerate(PROMPTS)]
     for request in requests:
         scheduler.add_request(request)
@@ -95,6 +97,20 @@ def test_block_size_chunking_and_caching_never_change_a_token(
     for request in requests:
         logits = next_token_logits(config, weights, request.all_token_ids)[request.num_prompt_tokens - 1 : -1]
         assert request.output_token_ids == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("block_size", [1, 8])
+def test_what_an_earlier_request_left_in_a_block_reaches_nobody(block_size: int, tmp_path: Path) -> None:
+    model = load(tmp_path, a_llama_config())
+    config = engine_config(model, block_size=block_size, budget=7)
+    undisturbed = generate(model, config)
+    runner = TorchRunner(model, config)
+    for pool in runner._attention._pools:
+        pool[:, 1:] = float("nan")  # all but the null block, as after a request whose numbers overflowed
+
+    after_overflow = generate(model, config, runner=runner)
+
+    assert [r.output_token_ids for r in after_overflow] == [r.output_token_ids for r in undisturbed]
 
 
 def test_preempted_requests_continue_as_if_nothing_had_happened(tmp_path: Path) -> None:

@@ -76,12 +76,13 @@ class TorchBackend:
         self._head_dim = spec.head_dim
         self._scale = spec.head_dim**-0.5
         shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        # Zeros, not garbage: what a mask hides is still multiplied by 0, and 0 * nan is nan.
+        # Zeros, not garbage: what a mask hides is still multiplied by 0, and 0 * nan is nan. Block 0 stays so.
         self._pools = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(spec.num_layers)]
         self._heads = torch.arange(spec.num_kv_heads, device=device)
         self._workspace = torch.empty(0, dtype=dtype, device=device)
         self._causal_mask = torch.empty(_QUERY_TILE, 0, dtype=dtype, device=device)
         self._store_lines = torch.empty(0, dtype=torch.int64, device=device)
+        self._begun_blocks = torch.empty(0, dtype=torch.int64, device=device)
         self._groups: list[_DecodeGroup] = []
         self._prefills: list[_PrefillRow] = []
 
@@ -96,6 +97,8 @@ class TorchBackend:
         block, offset = batch.slots // self._block_size, batch.slots % self._block_size
         self._store_lines = ((block * self._num_kv_heads)[:, None] + self._heads).mul_(self._block_size)
         self._store_lines = self._store_lines.add_(offset[:, None]).flatten()
+        # A block of one slot has no rest that an earlier owner could have left something in.
+        self._begun_blocks = block[offset == 0] if self._block_size > 1 else block[:0]
         self._groups = [
             self._decode_group(tables, rows, batch.host_context_lens, all_rows=len(rows) == batch.num_decodes)
             for rows in self._similar_rows(batch.host_context_lens[: batch.num_decodes])
@@ -110,8 +113,13 @@ class TorchBackend:
         self._grow_causal_mask(longest)
 
     def store_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Write a layer's new keys and values; one line of `head_dim` per token and head."""
+        """Write a layer's new keys and values; one line of `head_dim` per token and head.
+
+        A block is cleared when its first slot is written: an inf or nan left in it by an earlier request would pass
+        through the mask of the slots that are not written yet.
+        """
         for pool, values in zip(self._pools[layer], (k, v), strict=True):
+            pool.index_fill_(0, self._begun_blocks, 0)
             pool.view(-1, self._head_dim).index_copy_(0, self._store_lines, values.reshape(-1, self._head_dim))
 
     def decode(self, layer: int, q: Tensor, out: Tensor) -> None:
@@ -176,13 +184,16 @@ class TorchBackend:
         num_blocks = cdiv(int(context_lens[rows].max()), self._block_size)
         index = torch.from_numpy(rows).to(self.device)
         lengths = torch.from_numpy(context_lens[rows]).to(self.device)
+        # Where a row has no block, the null block is gathered: it is never written and never another request's.
+        no_block = torch.arange(num_blocks, device=self.device) * self._block_size >= lengths[:, None]
+        blocks = tables[index, :num_blocks].masked_fill_(no_block, 0)
         hidden = torch.arange(num_blocks * self._block_size, device=self.device) >= lengths[:, None]
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
         return _DecodeGroup(
             rows=None if all_rows else index,
             num_rows=len(rows),
             num_blocks=num_blocks,
-            lines=self._lines(tables[index, :num_blocks]),
+            lines=self._lines(blocks),
             mask=mask[:, None, None, :],
         )
 
