@@ -14,6 +14,7 @@ from kvplan.loading import load_json_object
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format."""
+_FLOAT_WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,13 @@ class StoredTensor:
     shape: tuple[int, ...]
     size_bytes: int
 
+    def loaded_bytes(self, element_bytes: int) -> int:
+        """Return its size in memory when plain floats become `element_bytes` wide; scales keep their type."""
+        width = _FLOAT_WIDTHS.get(self.dtype)
+        if width is None or "scale" in self.name or "zeros" in self.name:
+            return self.size_bytes
+        return self.size_bytes * element_bytes // width
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
@@ -34,22 +42,24 @@ class StoredWeights:
     source: str
     """What was read: `3 safetensors headers`."""
     stored_bytes: int
-    float32_bytes: int
-    """Part of them in float32, which an engine that runs in 16 bits halves when it loads them."""
+    float_width: int | None = None
+    """Bytes of an element, where only a total of plain floats is known; an engine converts them when it loads them."""
     tensors: tuple[StoredTensor, ...] = ()
     """Each tensor, where headers were read; nothing where only a total is known."""
 
     def loaded_bytes(self, element_bytes: int) -> int:
-        """Return their size in memory when float32 tensors become `element_bytes` wide."""
-        return self.stored_bytes - self.float32_bytes + self.float32_bytes * element_bytes // 4
+        """Return their size in memory when plain floats become `element_bytes` wide."""
+        if self.tensors:
+            return sum(tensor.loaded_bytes(element_bytes) for tensor in self.tensors)
+        return self.stored_bytes if self.float_width is None else self.stored_bytes * element_bytes // self.float_width
 
 
-def read_stored_weights(folder: Path, *, float32: bool) -> StoredWeights | None:
+def read_stored_weights(folder: Path, *, float_width: int | None) -> StoredWeights | None:
     """Read the headers in a model folder; None when it holds no weights.
 
     Args:
         folder: A folder as `save_pretrained` writes it.
-        float32: Whether the configuration says that the checkpoint is float32; an index does not tell.
+        float_width: Bytes of an element as the configuration says, which an index does not; None where it is quantised.
 
     Raises:
         ConfigError: A header is damaged, a file that the index names is not there, or one is shorter than its header
@@ -62,8 +72,7 @@ def read_stored_weights(folder: Path, *, float32: bool) -> StoredWeights | None:
         return weights_of(tensors, source=f"{len(files)} safetensors header{plural}")
     for name in _INDEX_NAMES:
         if (folder / name).is_file():
-            total = _index_total(folder / name)
-            return StoredWeights(source=name, stored_bytes=total, float32_bytes=total if float32 else 0)
+            return StoredWeights(source=name, stored_bytes=_index_total(folder / name), float_width=float_width)
     return None
 
 
@@ -72,7 +81,6 @@ def weights_of(tensors: list[StoredTensor], *, source: str) -> StoredWeights:
     return StoredWeights(
         source=source,
         stored_bytes=sum(tensor.size_bytes for tensor in tensors),
-        float32_bytes=sum(tensor.size_bytes for tensor in tensors if tensor.dtype == "F32"),
         tensors=tuple(tensors),
     )
 

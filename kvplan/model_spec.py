@@ -212,8 +212,11 @@ def model_from_folder(folder: Path, *, name: str, assume_standard: bool = False)
         raise ConfigError("this folder holds no config.json", where=str(folder))
     config = load_json_object(config_path, name=str(config_path))
     model = model_from_config(config, name=name, source=str(config_path), assume_standard=assume_standard)
-    stored = read_stored_weights(folder, float32=model.checkpoint_float32)
-    return replace(_with_outside_quantization(model, folder), stored_weights=stored)
+    model = _with_outside_quantization(model, folder)
+    plain_width = 4 if model.checkpoint_float32 else 2
+    return replace(
+        model, stored_weights=read_stored_weights(folder, float_width=None if model.quantization else plain_width)
+    )
 
 
 def _with_outside_quantization(model: ModelSpec, folder: Path) -> ModelSpec:

@@ -3,14 +3,12 @@
 from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
 from kvengine.units import cdiv
-from kvplan.checkpoint import StoredTensor, StoredWeights
+from kvplan.checkpoint import StoredWeights
 from kvplan.estimate import Amount, Evidence, estimated, sure
 from kvplan.model_spec import ModelSpec
 from kvplan.parameters import Parallelism, Role, WeightShape
 from kvplan.quantization import Quantization
 from kvplan.tensor_shares import ShareRules, held_bytes
-
-_FLOATS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 
 
 def rank_weights(
@@ -62,19 +60,9 @@ def _stored(
         return _shared_out(model, stored.loaded_bytes(dtype.num_bytes), parallel, stage)
     rules = ShareRules(geometry=model.geometry, parallel=parallel, stage=stage, with_drafts=with_drafts)
     return sure(
-        sum(held_bytes(tensor, _loaded_bytes(tensor, dtype), rules) for tensor in stored.tensors), Evidence.EXACT
+        sum(held_bytes(tensor, tensor.loaded_bytes(dtype.num_bytes), rules) for tensor in stored.tensors),
+        Evidence.EXACT,
     )
-
-
-def _loaded_bytes(tensor: StoredTensor, dtype: KVDtype) -> int:
-    """Return the bytes of a tensor in memory: plain floats take the engine's type, scales keep theirs."""
-    width = _FLOATS.get(tensor.dtype)
-    if width is None or "scale" in tensor.name or "zeros" in tensor.name:
-        return tensor.size_bytes
-    # A checkpoint in 16 bits stays as it is unless the engine runs in 32.
-    if width == 2 and dtype.num_bytes == 2:
-        return tensor.size_bytes
-    return tensor.size_bytes * dtype.num_bytes // width
 
 
 def _shared_out(model: ModelSpec, total_bytes: int, parallel: Parallelism, stage: int) -> Amount:

@@ -114,7 +114,7 @@ def test_a_plan_is_marginal_where_the_range_straddles_the_need() -> None:
 
 def test_weights_come_from_the_user_then_the_files_then_the_shape() -> None:
     model = a_model()
-    stored = StoredWeights(source="1 safetensors header", stored_bytes=12_345, float32_bytes=0)
+    stored = StoredWeights(source="1 safetensors header", stored_bytes=12_345, float_width=2)
     memory = MemoryInputs(gpu=gpu_of_size(80 * GIB))
 
     def weights(model: ModelSpec, memory: MemoryInputs, **engine: Any) -> tuple[int, Evidence]:
@@ -124,6 +124,8 @@ def test_weights_come_from_the_user_then_the_files_then_the_shape() -> None:
 
     assert weights(model, replace(memory, weights_bytes=7)) == (7, Evidence.GIVEN)
     assert weights(replace(model, stored_weights=stored), memory) == (12_345, Evidence.EXACT)
+    widened = weights(replace(model, stored_weights=stored), memory, dtype=KVDtype.FLOAT32)
+    assert widened == (24_690, Evidence.EXACT)
     assert model.weights is not None
     assert weights(model, memory) == (model.weights.parameters * 2, Evidence.ESTIMATED)
     assert weights(model, memory, dtype=KVDtype.FLOAT32) == (model.weights.parameters * 4, Evidence.ESTIMATED)
