@@ -1,6 +1,7 @@
 """The figures of one run, planned or measured."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -70,6 +71,20 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         if self.good_requests is None or not self.elapsed_s:
             return None
         return self.good_requests / self.elapsed_s
+
+
+def combined(figures: Sequence[Figures], choose: Callable[[list[float]], float]) -> Figures:
+    """Figures of repeats as one: each chosen among the values of those that have it, such as by `median`.
+
+    Latencies and usage over time are those of the first.
+    """
+    values: dict[str, Any] = {}
+    for name in Figures.__struct_fields__:
+        found = [value for one in figures if isinstance(value := getattr(one, name), int | float)]
+        if found:
+            chosen = choose([float(value) for value in found])
+            values[name] = round(chosen) if all(isinstance(value, int) for value in found) else chosen
+    return msgspec.structs.replace(figures[0], **values)
 
 
 def count_good(ended: Iterable[RequestTimes], level: ServiceLevel | None) -> int | None:

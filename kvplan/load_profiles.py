@@ -238,7 +238,7 @@ def _set_layer(override: str) -> Layer:
     if not equals or not all(keys.split(".")) or not text:
         raise ConfigError(f"expected key=value, got {override!r}", where="--set")
     at = tuple(keys.split("."))
-    value = parse_yaml(text, source="--set").value
+    value = None if text.strip() in ("null", "~") else parse_yaml(text, source="--set").value
     return Layer(value=value, at=at, source="--set", folder=Path(), root=at, replaces=True)
 
 

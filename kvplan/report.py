@@ -4,10 +4,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from statistics import median
 
 import msgspec
 
-from kvplan.figures import Figures
+from kvplan.figures import Figures, combined
+from kvplan.groups import PointGroup, group_repeats
+from kvplan.recommend import recommend
 from kvplan.results import PointResult
 from kvplan.run_profile import show_setting
 
@@ -98,11 +101,12 @@ def report_table(points: Sequence[PointResult]) -> ReportTable:
     axes = points[0].axes
     is_timed = any(point.measured is not None for point in points)
     columns = [column for column in COLUMNS if is_timed or not column.is_timed]
+    groups = group_repeats(points)
     return ReportTable(
         titles=[*map(_two_lines, axes), "", *(column.title for column in columns)],
-        rows=[row for point in points for row in _point_rows(point, columns)],
+        rows=[row for group in groups for row in _group_rows(group, columns)],
         num_heads=len(axes) + 1,
-        notes=_notes(points),
+        notes=[*_notes(points), *_repeat_notes(groups)],
     )
 
 
@@ -156,13 +160,35 @@ def _two_lines(key: str) -> str:
     return f"{key[:middle]}\n{key[middle:]}"
 
 
-def _point_rows(point: PointResult, columns: Sequence[Column]) -> list[list[str]]:
+def _group_rows(group: PointGroup, columns: Sequence[Column]) -> list[list[str]]:
+    """Planned above measured; of repeats the medians, and below them how far they reach."""
+    point = group.first
     heads = [show_setting(axis, point.settings[axis]) for axis in point.axes]
     source = "simulated" if point.settings.get("target") == "simulated" else "planned"
-    rows = [[*heads, source, *(column.show(point.planned) for column in columns)]]
-    if point.measured is not None:
-        rows.append([*("" for _ in heads), "measured", *(column.show(point.measured) for column in columns)])
+    planned = [repeat.planned for repeat in group.points]
+    measured = [repeat.measured for repeat in group.points if repeat.measured is not None]
+    rows = [[*heads, source, *_cells(planned, columns, median)]]
+    blanks = ["" for _ in heads]
+    if measured:
+        rows.append([*blanks, "measured", *_cells(measured, columns, median)])
+    if len(group.points) > 1:
+        low, high = (_cells(measured or planned, columns, choose) for choose in (min, max))
+        ends = [f"{one}–{other}" if one != other else "" for one, other in zip(low, high, strict=True)]
+        rows.append([*blanks, "spread", *ends])
     return rows
+
+
+def _cells(figures: Sequence[Figures], columns: Sequence[Column], choose: Callable[[list[float]], float]) -> list[str]:
+    one = combined(figures, choose)
+    return [column.show(one) for column in columns]
+
+
+def _repeat_notes(groups: Sequence[PointGroup]) -> list[str]:
+    notes = []
+    if any(len(group.points) > 1 for group in groups):
+        notes.append("of repeats: medians, and as spread the smallest and largest value")
+    advice = recommend(groups)
+    return notes if advice is None else [*notes, advice.sentence]
 
 
 def _notes(points: Sequence[PointResult]) -> list[str]:

@@ -75,6 +75,22 @@ def make_folder(file: Path) -> None:
         raise ConfigError(f"its folder cannot be made: {error.strerror}", where=str(file)) from None
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    make_folder(file)
+    part = file.with_name(f".{file.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(f"cannot be written: {error.strerror}", where=str(file)) from None
+
+
 class ResultsFile:
     """A SQLite file of finished points.
 

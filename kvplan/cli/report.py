@@ -31,6 +31,13 @@ def report_results(
         ReportFormat.TABLE
     ),
     as_json: JsonOption = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Compare with an older results file: what is better or worse beyond doubt."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one self-contained HTML page with plots instead.")
+    ] = None,
     parquet: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one row a point to a Parquet file instead.")
     ] = None,
@@ -40,7 +47,7 @@ def report_results(
     from kvplan.cli.result_tables import print_results
     from kvplan.loading import did_you_mean
     from kvplan.report import latest_series, report_markdown, split_series
-    from kvplan.results import ResultsFile
+    from kvplan.results import ResultsFile, write_text
 
     with ResultsFile(results, create=False) as file:
         points = file.points()
@@ -53,11 +60,28 @@ def report_results(
         raise ConfigError("holds no finished point yet", where=str(results))
     groups = split_series(points) if everything else latest_series(points)
     shown = [point for group in groups for point in group]
+    if against is not None:
+        from kvplan.cli.compare_table import print_comparison
+        from kvplan.compare import compare
+
+        with ResultsFile(against, create=False) as file:
+            older = [point for group in latest_series(file.points()) for point in group]
+        form = ReportFormat.JSON if as_json else output_format
+        if form is ReportFormat.MARKDOWN:
+            raise ConfigError("a comparison is a table, json or csv", where="--format")
+        print_comparison(compare(older, shown), Format(form.value))
+        return
+    if html is not None:
+        from kvplan.html.page import html_page
+
+        write_text(html, html_page(groups, title=f"kvplan report: {', '.join(group[0].name for group in groups)}"))
+        print_note(f"{len(shown)} points written to {html}")
     if parquet is not None:
         from kvplan.export import write_parquet
 
         write_parquet(shown, parquet)
         print_note(f"{len(shown)} points written to {parquet}")
+    if html is not None or parquet is not None:
         return
     form = ReportFormat.JSON if as_json else output_format
     if form is ReportFormat.MARKDOWN:

@@ -36,26 +36,27 @@ def print_plans(plans: Sequence[PlannedPoint], output_format: Format, *, title: 
     elif output_format is Format.CSV:
         print_csv(records)
     else:
-        _print_whole(_plan_table(plans, title))
+        print_whole(_plan_table(plans, title))
         print_rich("", Text(_plan_note(plans), style="dim"))
 
 
 def _print_result_table(points: Sequence[PointResult], title: str) -> None:
     report = report_table(points)
-    table = _empty_table(title)
+    table = empty_table(title)
     for number, heading in enumerate(report.titles):
         table.add_column(heading, justify="left" if number < report.num_heads else "right", no_wrap=True)
     for row in report.rows:
         table.add_row(*row, style="bold" if row[report.num_heads - 1] == "measured" else "")
-    _print_whole(table)
+    print_whole(table)
     print_rich("", *(Text(note, style="dim") for note in report.notes))
 
 
-def _empty_table(title: str) -> Table:
+def empty_table(title: str) -> Table:
+    """A table in the style of all results."""
     return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
 
 
-def _print_whole(table: Table) -> None:
+def print_whole(table: Table) -> None:
     """Print a table in its own width: on a narrower terminal lines wrap, but no figure is cut off."""
     console = stdout_console()
     unbounded = console.options.update(width=_WIDEST)
@@ -87,7 +88,7 @@ def _plan_record(plan: PlannedPoint) -> dict[str, object]:
 def _plan_table(plans: Sequence[PlannedPoint], title: str) -> Table:
     axes = plans[0].prepared.point.axes
     is_repeated = len({plan.prepared.point.profile.seed for plan in plans}) > 1 and "seed" not in axes
-    table = _empty_table(title)
+    table = empty_table(title)
     for heading in (*axes, *(["seed"] if is_repeated else []), "blocks", "token slots", "a block", "the pool"):
         table.add_column(heading, justify="right")
     for heading in ("requests", "tokens", "about"):

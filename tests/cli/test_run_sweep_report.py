@@ -335,3 +335,33 @@ def test_a_live_run_lets_idle_openmp_threads_sleep() -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
 
     assert done.stdout == "passive\n", done.stderr
+
+
+def test_a_report_writes_a_page_and_compares_files(kvplan: Callable[..., Done], tmp_path: Path) -> None:
+    kvplan("sweep", "s.yaml", "--results", "old.db", "--set", "repeats=3")
+    kvplan("sweep", "s.yaml", "--results", "new.db", "--set", "repeats=3", "--set", "max_num_seqs=1")
+
+    page = kvplan("report", "new.db", "--html", "out/report.html")
+    comparison = kvplan("report", "new.db", "--against", "old.db", "--json").document
+    table = kvplan("report", "new.db", "--against", "old.db").stdout
+
+    assert (page.code, page.stdout) == (0, "")
+    assert "9 points written to out/report.html" in page.stderr
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!doctype html>")
+    # One request at a time: fewer tokens a step at every block size, beyond doubt.
+    verdicts = [
+        difference["verdict"]
+        for difference in comparison["differences"]
+        if difference["metric"] == "output_tokens_per_step"
+    ]
+    assert verdicts == ["worse"] * 3
+    assert "worse" in table
+    assert kvplan("report", "old.db", "--against", "old.db").stdout.startswith("\n0 figures are worse beyond doubt")
+
+
+def test_a_recommendation_ends_the_table_of_a_sweep(kvplan: Callable[..., Done]) -> None:
+    done = kvplan("sweep", "s.yaml", "--set", "repeats=2")
+
+    text = " ".join(done.stdout.split())
+    assert text.endswith("simulated 2 times a point, 95 % intervals.")
+    assert "spread" in text

@@ -1,0 +1,1 @@
+"""The HTML report: one file with everything in it, which needs no network."""

@@ -1,0 +1,107 @@
+"""What a sweep says to do, in one sentence with its evidence and how sure it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from kvplan.groups import PREEMPTIONS, Metric, PointGroup, objective
+from kvplan.run_profile import RunProfile
+from kvplan.statistics import Change, change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The point to take."""
+
+    chosen: PointGroup
+    base: PointGroup
+    """What it is compared with: the point nearest to the defaults."""
+    sentence: str
+
+
+def recommend(groups: Sequence[PointGroup]) -> Recommendation | None:
+    """Choose the point with the highest objective, and say against what; None with fewer than two finished points."""
+    metric = objective(groups)
+    finished = [group for group in groups if group.is_finished and metric is not None and group.values(metric)]
+    if metric is None or len(finished) < 2:
+        return None
+    best = max(finished, key=lambda group: median(group.values(metric).values()))
+    base = _nearest_to_defaults(finished)
+    gain = _change(base, best, metric)
+    is_worth_it = gain is None or gain.margin is None or gain.is_distinguishable
+    return Recommendation(
+        chosen=best if is_worth_it else base, base=base, sentence=_sentence(finished, best, base, metric)
+    )
+
+
+_MOST_NAMED = 4
+
+
+def _nearest_to_defaults(groups: Sequence[PointGroup]) -> PointGroup:
+    defaults = RunProfile().settings()
+
+    def num_equal(group: PointGroup) -> int:
+        return sum(group.first.settings[axis] == defaults.get(axis) for axis in group.first.axes)
+
+    return max(groups, key=num_equal)
+
+
+def _sentence(groups: Sequence[PointGroup], best: PointGroup, base: PointGroup, metric: Metric) -> str:
+    others = [group for group in groups if group is not best]
+    alike = [group for group in others if not _is_told_apart(group, best, metric)]
+    gain = _change(base, best, metric)
+    if best is base:
+        runner_up = max(others, key=lambda group: median(group.values(metric).values()))
+        lead = show_change(_change(runner_up, best, metric))
+        head = f"{best.label}: the most {metric.title} of {len(groups)} points, {lead} against {runner_up.label}"
+    elif gain is not None and gain.margin is not None and not gain.is_distinguishable:
+        head = f"{base.label}: no point has distinguishably more {metric.title}; {best.label} has {show_change(gain)}"
+        alike = [group for group in alike if group is not base]
+    else:
+        head = f"{best.label}: {show_change(gain)} {metric.title} against {base.label}{_preemptions_beside(base, best)}"
+    parts = [head, *([f"not distinguishable from {_listed(alike)}"] if alike and _has_spread(groups) else [])]
+    return "; ".join([*parts, _evidence(groups)]) + "."
+
+
+def _has_spread(groups: Sequence[PointGroup]) -> bool:
+    return all(len(group.points) > 1 for group in groups)
+
+
+def _is_told_apart(one: PointGroup, other: PointGroup, metric: Metric) -> bool:
+    found = _change(one, other, metric)
+    return found is not None and found.is_distinguishable
+
+
+def _change(base: PointGroup, other: PointGroup, metric: Metric) -> Change | None:
+    return change(base.values(metric), other.values(metric))
+
+
+def show_change(found: Change | None) -> str:
+    """`+6.0 % ± 2.1`, or without the margin where single runs leave it unknown."""
+    if found is None:
+        return "an unknown change"
+    margin = "" if found.margin is None else f" ± {100 * found.margin:.1f}"
+    return f"{100 * found.share:+.1f} %{margin}"
+
+
+def _preemptions_beside(base: PointGroup, best: PointGroup) -> str:
+    before, after = base.values(PREEMPTIONS), best.values(PREEMPTIONS)
+    if not before or not after or fmean(before.values()) == fmean(after.values()):
+        return ""
+    return f", with {fmean(after.values()):,.4g} preemptions instead of {fmean(before.values()):,.4g}"
+
+
+def _listed(groups: Sequence[PointGroup]) -> str:
+    names = [group.label for group in groups]
+    if len(names) > _MOST_NAMED:
+        names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} others"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _evidence(groups: Sequence[PointGroup]) -> str:
+    counts = {len(group.points) for group in groups}
+    source = "measured" if any(group.first.measured is not None for group in groups) else "simulated"
+    if counts == {1}:
+        return f"{source} once a point, so the spread is not known (set repeats)"
+    number = str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    return f"{source} {number} times a point, 95 % intervals"
