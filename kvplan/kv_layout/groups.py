@@ -127,7 +127,12 @@ def equalize_pages(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def padding_layers(groups: Sequence[KVGroup]) -> int:
-    """Places in short groups that hold no layer: memory that is allocated and not used."""
+    """Places in short groups that hold no layer: memory that is allocated and not used.
+
+    Pages that differ are packed side by side and have no such places.
+    """
+    if len({layer.page_bytes for group in groups for layer, _ in distinct_layers(group.layers)}) > 1:
+        return 0
     longest = max((len(group.layers) for group in groups), default=0)
     return sum(longest - len(group.layers) for group in groups)
 
