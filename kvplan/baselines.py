@@ -49,7 +49,7 @@ class Baseline:
     external_waste_slots: int
     """Free but in pieces too small to use: none, since nothing has been freed yet; holes come with churn."""
     index_bytes: int
-    """Tables that say where each token is, for `max_num_seqs` requests of the longest length."""
+    """Tables that say where each token is, for `table_requests` requests of the longest length."""
     fits: bool
     """Whether all requests fit that are asked for, or at least one where no number is."""
 
@@ -61,20 +61,20 @@ class Baseline:
 
 
 def compare_designs(
-    capacity: Capacity, demand: Demand, *, max_num_seqs: int, prefix_caching: bool
+    capacity: Capacity, demand: Demand, *, table_requests: int, prefix_caching: bool
 ) -> dict[Design, Baseline]:
     """Work out all four designs for the same memory and the same requests.
 
     The designs other than the paged one keep every token in every attention layer. A model without attention keeps one
     state per request in all of them.
     """
-    paged = paged_baseline(capacity, demand, max_num_seqs=max_num_seqs, prefix_caching=prefix_caching)
+    paged = paged_baseline(capacity, demand, table_requests=table_requests, prefix_caching=prefix_caching)
     if not capacity.token_bytes:
         return dict.fromkeys(Design, paged)
     longest, slots = capacity.max_model_len, capacity.token_slots
-    row_bytes = max_num_seqs * _INDEX_ENTRY_BYTES
+    row_bytes = table_requests * _INDEX_ENTRY_BYTES
     # A token-level table has one row more, for padding (SGLang's request-to-token pool).
-    token_table_bytes = (max_num_seqs + 1) * longest * _INDEX_ENTRY_BYTES
+    token_table_bytes = (table_requests + 1) * longest * _INDEX_ENTRY_BYTES
     return {
         Design.CONTIGUOUS: _slabs(demand, slots, lambda _: longest, reserved=True, index_bytes=row_bytes),
         Design.BUDDY: _slabs(demand, slots, next_power_of_two, reserved=False, index_bytes=row_bytes),
@@ -83,7 +83,7 @@ def compare_designs(
     }
 
 
-def paged_baseline(capacity: Capacity, demand: Demand, *, max_num_seqs: int, prefix_caching: bool) -> Baseline:
+def paged_baseline(capacity: Capacity, demand: Demand, *, table_requests: int, prefix_caching: bool) -> Baseline:
     """Work out whole blocks."""
     return _units(
         demand,
@@ -94,7 +94,7 @@ def paged_baseline(capacity: Capacity, demand: Demand, *, max_num_seqs: int, pre
             unused=capacity.tail_waste,
             shared=capacity.shared_blocks(demand.shared_tokens(prefix_caching=prefix_caching)),
         ),
-        index_bytes=max_num_seqs * capacity.blocks_per_request * _INDEX_ENTRY_BYTES,
+        index_bytes=table_requests * capacity.blocks_per_request * _INDEX_ENTRY_BYTES,
     )
 
 

@@ -9,8 +9,6 @@ from kvplan.kv_packing import KVPacking
 from kvplan.parameters import Parallelism
 from kvplan.quantization import Quantization
 
-DEFAULT_MAX_NUM_SEQS = 256
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInputs:
@@ -46,11 +44,6 @@ class EngineInputs:
     speculative_tokens: int = 0
     enforce_eager: bool = False
     """No CUDA graphs."""
-
-    @property
-    def seqs_limit(self) -> int:
-        """Most requests of a step."""
-        return self.max_num_seqs or DEFAULT_MAX_NUM_SEQS
 
     @property
     def version_text(self) -> str:

@@ -1,18 +1,28 @@
-"""How the memory model sees the start of an engine, and the largest step that follows from it."""
+"""How the memory model sees the start of an engine, and the limits of a step that follow from it."""
+
+from dataclasses import replace
 
 from kvplan.capacity import EngineKind
 from kvplan.engine_inputs import EngineInputs
 from kvplan.gpu_spec import GpuSpec
-from kvplan.memory_model.start import LATEST, Card, EngineStart, step_limits
+from kvplan.memory_model.start import LATEST, Card, EngineStart, StepLimits, step_limits
 from kvplan.model_spec import ModelSpec
 
 _UNNAMED_CARD_BYTES = 80 * 2**30
 """Where no card is named, steps are those of a large one."""
 
 
-def largest_step(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec | None, *, max_model_len: int) -> int:
-    """Return the most tokens of a step: as was asked, else what the engine takes on such a card."""
-    return step_limits(engine_start(engine, gpu, max_model_len=max_model_len), model.step).num_tokens
+def limits_of_step(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec | None, *, max_model_len: int) -> StepLimits:
+    """Return the most requests and tokens of a step: as was asked, else what the engine takes on such a card.
+
+    SGLang's requests follow from its pool where they were not asked for: `default_running_requests`.
+    """
+    limits = step_limits(engine_start(engine, gpu, max_model_len=max_model_len), model.step)
+    if engine.engine is not EngineKind.SGLANG or engine.max_num_batched_tokens is not None:
+        return limits
+    from kvplan.memory_model.sglang import default_chunk
+
+    return replace(limits, num_tokens=default_chunk(gpu.total_bytes if gpu else _UNNAMED_CARD_BYTES))
 
 
 def engine_start(engine: EngineInputs, gpu: GpuSpec | None, *, max_model_len: int) -> EngineStart:

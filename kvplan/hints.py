@@ -17,8 +17,6 @@ from kvplan.plan import Outcome, Plan, PlanInputs, make_plan
 from kvplan.profiles import find_profiles
 
 _MAX_HINTS = 5
-_MANY_SEQS = 1024
-"""What vLLM samples for on large cards where nothing else is said."""
 _HIGHEST_UTILIZATION = 0.97
 """Above it, engines run out of memory outside their own accounting."""
 
@@ -88,8 +86,8 @@ def _longer_limit(plan: Plan) -> Iterator[_Change]:
 
 
 def _more_seqs(plan: Plan) -> Iterator[_Change]:
-    wanted, allowed = plan.demand.requests, plan.inputs.engine.max_num_seqs
-    if wanted is not None and allowed is not None and wanted > allowed:
+    wanted = plan.demand.requests
+    if wanted is not None and wanted > plan.limits.num_seqs:
         yield _with_engine(plan, f"--max-num-seqs {wanted}", max_num_seqs=wanted)
 
 
@@ -107,9 +105,9 @@ def _smaller_steps(plan: Plan) -> Iterator[_Change]:
         return
     wanted = plan.demand.requests or 1
     for seqs in (256, 64, 16):
-        if wanted <= seqs < (engine.max_num_seqs or _MANY_SEQS):
+        if wanted <= seqs < plan.limits.num_seqs:
             yield _with_engine(plan, f"--max-num-seqs {seqs}", max_num_seqs=seqs)
-    if (engine.max_num_batched_tokens or 8192) > 2048:
+    if plan.limits.num_tokens > 2048:
         yield _with_engine(plan, "--max-num-batched-tokens 2048", max_num_batched_tokens=2048)
     if not engine.enforce_eager:
         yield _with_engine(plan, "--enforce-eager", enforce_eager=True)

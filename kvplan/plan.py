@@ -1,9 +1,8 @@
-"""A model, a card and a demand to a pool, an engine configuration and a verdict."""
+"""A model, a card and a demand to a pool and a verdict."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
 from kvengine.units import cdiv, format_bytes
 from kvplan.baselines import Baseline, Design, compare_designs, paged_baseline
@@ -11,12 +10,15 @@ from kvplan.budget import MemoryBudget, MemoryFraction, Part, divide_memory, giv
 from kvplan.capacity import Capacity, EngineKind
 from kvplan.demand import Demand, DemandKind, full_length_demand
 from kvplan.engine_inputs import EngineInputs
-from kvplan.engine_start import largest_step
+from kvplan.engine_start import limits_of_step
 from kvplan.estimate import Evidence, sure
 from kvplan.gpu_spec import GpuSpec
+from kvplan.memory_model.start import StepLimits
 from kvplan.model_spec import ModelSpec
 from kvplan.pool import RankPool, caches_prefixes, rank_pool
 from kvplan.weights import rank_weights
+
+_TABLE_REQUESTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,11 @@ class PlanInputs:
     engine: EngineInputs = field(default_factory=EngineInputs)
     demand: Demand | None = None
     """None when no requests were described."""
+
+    @property
+    def table_requests(self) -> int:
+        """Requests whose block tables are measured: the limit that was typed, else so many that sizes compare."""
+        return self.engine.max_num_seqs or _TABLE_REQUESTS
 
     def fraction_of(self, gpu: GpuSpec) -> MemoryFraction:
         """Return the engine's share of a card: the one that was given, else its default."""
@@ -79,6 +86,8 @@ class Plan:
     """The one that was given, else requests of the longest length."""
     baselines: dict[Design, Baseline]
     verdict: Verdict
+    limits: StepLimits
+    """Most requests and tokens of a step: as was asked, else what the engine takes on such a card."""
     stage: int = 0
     """Of pipeline stages, the one whose pool is smallest: it decides, and the plan is of its GPUs."""
 
@@ -86,27 +95,6 @@ class Plan:
     def prefix_caching(self) -> bool:
         """Whether prefixes are cached."""
         return caches_prefixes(self.inputs.model, self.inputs.engine)
-
-    def engine_config(self) -> EngineConfig:
-        """Return the configuration of an engine with this pool.
-
-        Raises:
-            ConfigError: The model's layers do not all keep every token.
-        """
-        engine = self.inputs.engine
-        scheduler = SchedulerConfig(max_num_seqs=engine.seqs_limit, max_model_len=self.capacity.max_model_len)
-        if engine.max_num_batched_tokens is not None:
-            scheduler = replace(scheduler, max_num_batched_tokens=engine.max_num_batched_tokens)
-        return EngineConfig(
-            kv_cache=self.inputs.model.kv_cache_spec(
-                block_size=self.capacity.block_size,
-                dtype=self.inputs.model.kv_dtype(engine.kv_dtype, engine.dtype),
-                tensor_parallel=engine.tensor_parallel,
-            ),
-            num_blocks=self.capacity.num_blocks,
-            enable_prefix_caching=self.prefix_caching,
-            scheduler=scheduler,
-        )
 
     def at_block_size(self, block_size: int) -> tuple[Capacity, Baseline]:
         """Return the pool and the paged design with blocks of another size in the same memory."""
@@ -136,10 +124,11 @@ def make_plan(inputs: PlanInputs) -> Plan:
         baselines=compare_designs(
             tightest.capacity,
             demand,
-            max_num_seqs=inputs.engine.seqs_limit,
+            table_requests=inputs.table_requests,
             prefix_caching=caches_prefixes(inputs.model, inputs.engine),
         ),
         verdict=_verdict(inputs, tightest, demand),
+        limits=_limits(inputs, tightest.capacity),
         stage=tightest.index,
     )
 
@@ -220,9 +209,17 @@ def _loaded(inputs: PlanInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:
     return (Part(name="weights", amount=weights), *beside)
 
 
-def step_tokens(inputs: PlanInputs) -> int:
-    """Return the most tokens of a step: as was asked, else what the engine takes on such a card."""
-    return largest_step(inputs.model, inputs.engine, inputs.memory.gpu, max_model_len=longest_asked(inputs))
+def _step_limits(inputs: PlanInputs) -> StepLimits:
+    return limits_of_step(inputs.model, inputs.engine, inputs.memory.gpu, max_model_len=longest_asked(inputs))
+
+
+def _limits(inputs: PlanInputs, capacity: Capacity) -> StepLimits:
+    limits = _step_limits(inputs)
+    if inputs.engine.engine is not EngineKind.SGLANG or inputs.engine.max_num_seqs is not None:
+        return limits
+    from kvplan.memory_model.sglang import default_running_requests
+
+    return replace(limits, num_seqs=default_running_requests(capacity.kv_cache_tokens, capacity.max_model_len))
 
 
 def longest_asked(inputs: PlanInputs) -> int:
@@ -237,14 +234,17 @@ def longest_asked(inputs: PlanInputs) -> int:
 
 def _pool(inputs: PlanInputs, stage: int) -> RankPool | None:
     return rank_pool(
-        inputs.model, inputs.engine, stage, max_model_len=longest_asked(inputs), step_tokens=step_tokens(inputs)
+        inputs.model,
+        inputs.engine,
+        stage,
+        max_model_len=longest_asked(inputs),
+        step_tokens=_step_limits(inputs).num_tokens,
     )
 
 
 def _paged(inputs: PlanInputs, capacity: Capacity, demand: Demand) -> Baseline:
-    engine = inputs.engine
-    caching = caches_prefixes(inputs.model, engine)
-    return paged_baseline(capacity, demand, max_num_seqs=engine.seqs_limit, prefix_caching=caching)
+    caching = caches_prefixes(inputs.model, inputs.engine)
+    return paged_baseline(capacity, demand, table_requests=inputs.table_requests, prefix_caching=caching)
 
 
 def _verdict(inputs: PlanInputs, stage: _Stage, demand: Demand) -> Verdict:
@@ -281,8 +281,9 @@ def _obstacle(inputs: PlanInputs, stage: _Stage, demand: Demand, available_bytes
         return ""
     if demand.tokens_max > capacity.max_model_len:
         return f"a request of {demand.tokens_max:,} tokens is longer than the {capacity.max_model_len:,} allowed"
-    if demand.requests is not None and demand.requests > (engine.max_num_seqs or demand.requests):
-        return f"{demand.requests:,} requests at once are more than the {engine.max_num_seqs:,} allowed"
+    most = _limits(inputs, capacity).num_seqs
+    if demand.requests is not None and demand.requests > most and _seqs_are_limited(inputs):
+        return f"{demand.requests:,} requests at once are more than the {most:,} allowed (--max-num-seqs)"
     paged = _paged(inputs, capacity, demand)
     if paged.fits or not demand_counts(inputs):
         return ""
@@ -291,6 +292,12 @@ def _obstacle(inputs: PlanInputs, stage: _Stage, demand: Demand, available_bytes
         f"{demand.requests or 1:,} requests need {needed:,} blocks of {capacity.block_size}, "
         f"and {capacity.usable_blocks:,} are there: {paged.requests:,} of them fit"
     )
+
+
+def _seqs_are_limited(inputs: PlanInputs) -> bool:
+    """Whether requests beyond the limit are refused: one that was typed, or an engine's own where none may wait."""
+    engine = inputs.engine
+    return engine.max_num_seqs is not None or (engine.engine is not EngineKind.PAGED and demand_counts(inputs))
 
 
 def demand_counts(inputs: PlanInputs) -> bool:

@@ -101,10 +101,14 @@ def budget(
         ),
     ] = None,
     max_num_seqs: Annotated[
-        str | None, _option("--max-num-seqs", "N", "Most requests of a step.  [default: 256]", _ENGINE)
+        str | None,
+        _option("--max-num-seqs", "N", "Most requests of a step.  [default: the engine's on that card]", _ENGINE),
     ] = None,
     max_num_batched_tokens: Annotated[
-        str | None, _option("--max-num-batched-tokens", "N", "Most tokens of a step.", _ENGINE)
+        str | None,
+        _option(
+            "--max-num-batched-tokens", "N", "Most tokens of a step.  [default: the engine's on that card]", _ENGINE
+        ),
     ] = None,
     num_blocks_override: Annotated[
         str | None, _option("--num-blocks-override", "N", "Blocks to take, whatever there is.", _ENGINE)

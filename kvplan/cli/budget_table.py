@@ -179,6 +179,9 @@ def _pool(document: dict[str, Any]) -> "RenderableType":
         f"{longest:,}",
         f"{capacity['blocks_per_request']:,} blocks, {format_bytes(capacity['needed_bytes_one_request'])}",
     )
+    table.add_row(
+        "a step", f"{capacity['max_num_seqs']:,}", f"requests at most, {capacity['max_num_batched_tokens']:,} tokens"
+    )
     if capacity["estimated_max_model_len"] < longest:
         table.add_row("longest that fits", f"{capacity['estimated_max_model_len']:,}", "tokens")
     if document["model"]["assumption"]:
@@ -281,7 +284,7 @@ def _in_words(document: dict[str, Any]) -> str:
     lines = (
         f"{_plural(contiguous, 'contiguous reservation')} of {format_bytes(longest * kv['bytes_per_token'])}; "
         f"paged: {_plural(paged, 'request')} of {_requests_in_short(document['workload'])}",
-        f"tables for {capacity['max_num_seqs']:,} requests of {longest:,}: "
+        f"tables for {capacity['table_requests']:,} requests of {longest:,}: "
         f"{_short(designs['paged']['index_bytes'])} by block, "
         f"{_short(designs['token_level']['index_bytes'])} token by token",
     )

@@ -57,6 +57,19 @@ def default_static_fraction(start: SglangStart) -> float:
     return fraction * _encoder_factor(start)
 
 
+def default_chunk(card_bytes: int) -> int:
+    """Return the tokens of a prefill chunk where none are given."""
+    return next(chunk for below, chunk, *_ in _LIMITS if card_bytes < below * GIB)
+
+
+def default_running_requests(pool_tokens: int, context_tokens: int) -> int:
+    """Return `max_running_requests` where none is given: 512 for every request of full length that the pool holds.
+
+    2,048 at least and 4,096 at most (`model_runner.py`, 0.4.6 to 0.5.9).
+    """
+    return min(max(int(pool_tokens / context_tokens * 512), 2048), 4096)
+
+
 def _fraction_by_ranks(ranks: int) -> float:
     for least, fraction in ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87)):
         if ranks >= least:
@@ -107,9 +120,9 @@ def _prefill_graphs(chunk: int) -> int:
 
 def _limits(start: SglangStart) -> tuple[int, int]:
     """Return the tokens of a prefill chunk, and the largest batch whose graph is captured."""
-    _, chunk, narrow, wide = next(entry for entry in _LIMITS if start.card_bytes < entry[0] * GIB)
+    _, _, narrow, wide = next(entry for entry in _LIMITS if start.card_bytes < entry[0] * GIB)
     batch = wide if start.tensor_parallel >= 4 else narrow
-    return start.chunked_prefill_size or chunk, start.cuda_graph_max_bs or batch
+    return start.chunked_prefill_size or default_chunk(start.card_bytes), start.cuda_graph_max_bs or batch
 
 
 def _encoder_factor(start: SglangStart) -> float:

@@ -18,7 +18,7 @@ def a_capacity(
 
 
 def compare(demand: Demand, *, prefix_caching: bool = True, **pool: int) -> dict[Design, Baseline]:
-    return compare_designs(a_capacity(**pool), demand, max_num_seqs=3, prefix_caching=prefix_caching)
+    return compare_designs(a_capacity(**pool), demand, table_requests=3, prefix_caching=prefix_caching)
 
 
 def slots(baseline: Baseline) -> tuple[int, int, int, int]:
@@ -101,7 +101,7 @@ def test_tables_are_sized_for_the_longest_request() -> None:
 def test_the_null_block_holds_no_request() -> None:
     capacity = a_capacity(slots=100, engine=EngineKind.VLLM)
     paged = compare_designs(
-        capacity, uniform_demand(prompt_tokens=8, output_tokens=0), max_num_seqs=1, prefix_caching=True
+        capacity, uniform_demand(prompt_tokens=8, output_tokens=0), table_requests=1, prefix_caching=True
     )
 
     assert capacity.num_blocks == 12

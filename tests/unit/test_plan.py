@@ -138,15 +138,33 @@ def test_without_any_memory_there_is_no_plan() -> None:
         make_plan(PlanInputs(model=a_model()))
 
 
-def test_a_plan_becomes_the_engine_that_it_describes() -> None:
-    plan = a_plan(9, block_size=16, max_num_seqs=7, max_num_batched_tokens=33, prefix_caching=False)
-    config = plan.engine_config()
+def test_the_limits_of_a_step_are_those_of_the_engine_on_that_card() -> None:
+    # vLLM's server: 1,024 requests of a step on cards from 70 GiB on, 256 below; tokens as many as these requests
+    # have at most: 64 each, 8,192 and 2,048 in all.
+    def limits(card_bytes: int, **engine: Any) -> tuple[int, int]:
+        memory = MemoryInputs(gpu=gpu_of_size(card_bytes))
+        found = make_plan(PlanInputs(model=a_model(), memory=memory, engine=EngineInputs(**engine))).limits
+        return found.num_seqs, found.num_tokens
 
-    assert config.num_blocks == 9
-    assert config.kv_cache.block_bytes == 1024
-    assert not config.enable_prefix_caching
-    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (7, 33)
-    assert config.scheduler.max_model_len == 64
+    assert limits(80 * GIB) == (1024, 8192)
+    assert limits(24 * GIB) == (256, 2048)
+    assert limits(80 * GIB, max_num_seqs=7) == (7, 448)
+    assert limits(80 * GIB, max_num_seqs=7, max_num_batched_tokens=33) == (7, 33)
+    # SGLang: 512 for every request of full length that the pool holds, 4,096 at most; 8,192 tokens on 60 to 160 GiB.
+    assert limits(80 * GIB, engine=EngineKind.SGLANG) == (4096, 8192)
+
+
+def test_a_number_of_requests_is_checked_against_the_limit_of_the_engine_on_that_card() -> None:
+    many = uniform_demand(prompt_tokens=1, output_tokens=0, requests=300)
+
+    def on(card_bytes: int) -> Plan:
+        return make_plan(PlanInputs(model=a_model(), memory=MemoryInputs(gpu=gpu_of_size(card_bytes)), demand=many))
+
+    assert on(80 * GIB).verdict.outcome is Outcome.FITS
+    small = on(24 * GIB)
+    assert small.verdict.outcome is Outcome.DOES_NOT_FIT
+    assert small.verdict.reason == "300 requests at once are more than the 256 allowed (--max-num-seqs)"
+    assert "--max-num-seqs 300" in [hint.option for hint in find_hints(small)]
 
 
 def test_needs_are_what_just_fits() -> None:
