@@ -54,10 +54,10 @@ class Baseline:
     """Whether all requests fit that are asked for, or at least one where no number is."""
 
     @property
-    def waste_fraction(self) -> Fraction:
-        """Waste over slots allocated; 0 when none are."""
+    def waste_fraction(self) -> Fraction | None:
+        """Waste over slots allocated; None when none are."""
         wasted = self.reserved_waste_slots + self.internal_waste_slots
-        return Fraction(wasted, self.slots_allocated) if self.slots_allocated else Fraction(0)
+        return Fraction(wasted, self.slots_allocated) if self.slots_allocated else None
 
 
 def compare_designs(
@@ -148,12 +148,12 @@ def _units(demand: Demand, units: _Units, *, index_bytes: int) -> Baseline:
 def _slabs(
     demand: Demand, slots_total: int, slab: Callable[[int], int], *, reserved: bool, index_bytes: int
 ) -> Baseline:
-    """Work out one slab per request; none fit when one of them is longer than its slab."""
+    """Work out one slab per request; none are handed out when one of them is longer than its slab."""
     too_long = any(length > slab(length) for length in demand.lengths)
     fitting = 0 if too_long else _fitting(demand, slots_total, slab)
     counted = demand.requests if demand.requests is not None else fitting
-    allocated = _over_requests(demand, counted, slab)
-    used = _over_requests(demand, counted, lambda length: min(length, slab(length)))
+    allocated = 0 if too_long else _over_requests(demand, counted, slab)
+    used = 0 if too_long else _over_requests(demand, counted, lambda length: length)
     return Baseline(
         requests=fitting,
         slots_total=slots_total,

@@ -188,7 +188,7 @@ def _baseline(baseline: Baseline) -> Document:
         "reserved_waste_slots": baseline.reserved_waste_slots,
         "internal_waste_slots": baseline.internal_waste_slots,
         "external_waste_slots": baseline.external_waste_slots,
-        "waste_fraction": _number(baseline.waste_fraction),
+        "waste_fraction": _known(baseline.waste_fraction),
         "index_bytes": baseline.index_bytes,
         "fits": baseline.fits,
     }
@@ -206,11 +206,15 @@ def _block_size_row(plan: Plan, block_size: int) -> Document:
         "slots_allocated": paged.slots_allocated,
         "tail_waste_tokens": paged.internal_waste_slots,
         "tail_waste_tokens_mean": _number(Fraction(paged.internal_waste_slots, counted)) if counted else None,
-        "tail_waste_fraction": _number(paged.waste_fraction),
+        "tail_waste_fraction": _known(paged.waste_fraction),
         "block_table_bytes": paged.index_bytes,
         "prefix_hit_tokens": shared * capacity.block_size,
         "fits": paged.fits,
     }
+
+
+def _known(value: Fraction | None) -> int | float | None:
+    return None if value is None else _number(value)
 
 
 def _number(value: Fraction) -> int | float:

@@ -115,7 +115,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
     inputs.model.check_divides_over(inputs.engine.tensor_parallel)
     _check_parallelism(inputs)
     tightest = _tightest_stage(inputs)
-    demand = inputs.demand or full_length_demand(tightest.capacity.max_model_len)
+    demand = _demand(inputs, tightest.capacity)
     return Plan(
         inputs=inputs,
         budget=tightest.budget,
@@ -127,7 +127,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             table_requests=inputs.table_requests,
             prefix_caching=caches_prefixes(inputs.model, inputs.engine),
         ),
-        verdict=_verdict(inputs, tightest, demand),
+        verdict=_verdict(inputs, tightest),
         limits=_limits(inputs, tightest.capacity),
         stage=tightest.index,
     )
@@ -247,13 +247,23 @@ def _paged(inputs: PlanInputs, capacity: Capacity, demand: Demand) -> Baseline:
     return paged_baseline(capacity, demand, table_requests=inputs.table_requests, prefix_caching=caching)
 
 
-def _verdict(inputs: PlanInputs, stage: _Stage, demand: Demand) -> Verdict:
+def _demand(inputs: PlanInputs, capacity: Capacity) -> Demand:
+    """Return the demand that was given, else requests of the longest length; a fitted length is that of the pool."""
+    demand = inputs.demand
+    if demand is None:
+        return full_length_demand(capacity.max_model_len)
+    if demand.kind is DemandKind.FULL_LENGTH and inputs.engine.fit_max_model_len:
+        return full_length_demand(capacity.max_model_len, requests=demand.requests)
+    return demand
+
+
+def _verdict(inputs: PlanInputs, stage: _Stage) -> Verdict:
     """Judge at both edges of the estimates and in the middle."""
     available = stage.budget.available_kv
     edges = (available.low_bytes, available.size_bytes, available.high_bytes)
-    at_low, likely, at_high = (_obstacle(inputs, stage, demand, edge) for edge in edges)
+    at_low, likely, at_high = (_obstacle(inputs, stage, edge) for edge in edges)
     if not at_low:
-        return Verdict(outcome=Outcome.FITS, reason=_success(inputs, stage.capacity, demand))
+        return Verdict(outcome=Outcome.FITS, reason=_success(inputs, stage.capacity))
     if likely and at_high:
         return Verdict(outcome=Outcome.DOES_NOT_FIT, reason=likely)
     doubt = f"{format_bytes(available.low_bytes)} to {format_bytes(available.high_bytes)} may be there"
@@ -261,10 +271,11 @@ def _verdict(inputs: PlanInputs, stage: _Stage, demand: Demand) -> Verdict:
     return Verdict(outcome=Outcome.MARGINAL, reason=f"{reason}, but {doubt}")
 
 
-def _obstacle(inputs: PlanInputs, stage: _Stage, demand: Demand, available_bytes: int) -> str:
+def _obstacle(inputs: PlanInputs, stage: _Stage, available_bytes: int) -> str:
     """Say what keeps it from fitting in that much KV memory; nothing when it fits."""
     engine, budget = inputs.engine, stage.budget
     capacity = stage.pool.fill(available_bytes)
+    demand = _demand(inputs, capacity)
     if available_bytes == 0 and budget.shortfall_bytes:
         return f"weights and overhead need {format_bytes(budget.shortfall_bytes)} more than the engine may take"
     if engine.num_blocks is not None and capacity.available_bytes > available_bytes:
@@ -309,7 +320,8 @@ def demand_counts(inputs: PlanInputs) -> bool:
     )
 
 
-def _success(inputs: PlanInputs, capacity: Capacity, demand: Demand) -> str:
+def _success(inputs: PlanInputs, capacity: Capacity) -> str:
+    demand = _demand(inputs, capacity)
     paged = _paged(inputs, capacity, demand)
     if inputs.demand is not None and demand_counts(inputs):
         needed = cdiv(paged.slots_allocated, capacity.block_slots)

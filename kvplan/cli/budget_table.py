@@ -252,10 +252,14 @@ def _designs(document: dict[str, Any]) -> "RenderableType":
             f"{design['slots_used']:,}",
             f"{design['reserved_waste_slots']:,}",
             f"{design['internal_waste_slots']:,}",
-            f"{design['waste_fraction']:.2%}",
+            _share(design["waste_fraction"]),
         ]
         table.add_row(*cells, *([_yes_or_no(design["fits"])] if asked else []))
     return table
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2%}"
 
 
 def _yes_or_no(value: bool) -> str:
@@ -314,7 +318,7 @@ def _block_sizes(document: dict[str, Any]) -> "RenderableType":
             f"{row['slots_allocated']:,}",
             f"{row['tail_waste_tokens']:,}",
             "–" if each is None else f"{each:,.4g}",
-            f"{row['tail_waste_fraction']:.2%}",
+            _share(row["tail_waste_fraction"]),
             _short(row["block_table_bytes"]),
         ]
         prefix = [f"{row['prefix_hit_tokens']:,}"] if has_prefix else []

@@ -286,6 +286,12 @@ def test_weights_that_do_not_fit_show_what_is_missing(budget: Budget) -> None:
     assert "MISSING" in in_table(budget, "llama-3.1-70b --gpu l4", code=1)
 
 
+def test_no_share_is_printed_where_no_slot_is_taken(budget: Budget) -> None:
+    table = in_table(budget, "llama-3.1-8b --available-kv 8GiB --max-model-len 1000 --lengths 2000", code=1)
+
+    assert "contiguous 0 0 0 0 0 – no" in table
+
+
 def test_every_hint_keeps_its_promise(budget: Budget) -> None:
     for command in (
         "llama-3.1-8b --available-kv 8GiB",

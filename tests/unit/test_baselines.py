@@ -91,6 +91,16 @@ def test_the_last_token_of_a_prompt_is_never_shared() -> None:
     assert a_capacity(block_size=8).shared_blocks(15) == 1
 
 
+@pytest.mark.parametrize(
+    "demand", [uniform_demand(prompt_tokens=41, output_tokens=0, requests=2), lengths_demand((5, 41))]
+)
+def test_a_request_longer_than_its_slab_takes_none_instead_of_filling_it_to_the_brim(demand: Demand) -> None:
+    slabs = compare(demand, longest=40)[Design.CONTIGUOUS]
+
+    assert slots(slabs) == (0, 0, 0, 0)
+    assert (slabs.requests, slabs.waste_fraction, slabs.fits) == (0, None, False)
+
+
 def test_tables_are_sized_for_the_longest_request() -> None:
     designs = compare(full_length_demand(40))
 
@@ -110,7 +120,7 @@ def test_the_null_block_holds_no_request() -> None:
 
 def test_an_empty_pool_holds_nothing_and_wastes_nothing() -> None:
     for design, baseline in compare(full_length_demand(40), slots=0).items():
-        assert (baseline.requests, baseline.waste_fraction, baseline.fits) == (0, 0, False), design
+        assert (baseline.requests, baseline.waste_fraction, baseline.fits) == (0, None, False), design
 
 
 @pytest.mark.parametrize(("value", "power"), [(1, 1), (2, 2), (3, 4), (612, 1024), (1024, 1024), (1025, 2048)])

@@ -167,6 +167,16 @@ def test_a_number_of_requests_is_checked_against_the_limit_of_the_engine_on_that
     assert "--max-num-seqs 300" in [hint.option for hint in find_hints(small)]
 
 
+def test_a_fitted_length_is_the_length_of_the_requests_that_are_counted() -> None:
+    # 3 of 4 blocks hold a request, of 48 tokens; two of that length need 6 blocks.
+    plan = a_plan(4, demand=full_length_demand(64, requests=2), fit_max_model_len=True)
+
+    assert plan.demand.lengths == (48,)
+    assert plan.verdict.reason == "2 requests need 6 blocks of 16, and 3 are there: 1 of them fit"
+    one = a_plan(4, demand=full_length_demand(64, requests=1), fit_max_model_len=True)
+    assert one.verdict.outcome is Outcome.FITS
+
+
 def test_needs_are_what_just_fits() -> None:
     plan = a_plan(3, demand=full_length_demand(64, requests=3))
 
