@@ -16,7 +16,7 @@ from pathlib import Path
 from kvengine.errors import KVError
 from kvengine.telemetry.recording import Recording
 from kvtop.app import KvtopApp
-from kvtop.source import RecordingSource, SeekStep
+from kvtop.sources.recording import RecordingSource, SeekStep
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 20.0
@@ -56,10 +56,10 @@ async def draw(path: Path, size: tuple[int, int], step: int | None, keys: list[s
             while not condition() and time.monotonic() < give_up_s:
                 await pilot.pause(0.05)
 
-        await until(lambda: app.model.picture is not None)
+        await until(lambda: app.watching.model.picture is not None)
         wanted = fullest_step(path) if step is None else step
         source.do(SeekStep(wanted))
-        await until(lambda: app.model.picture is not None and app.model.picture.snapshot.step == wanted)
+        await until(lambda: app.watching.model.picture is not None and app.watching.model.picture.step == wanted)
         await pilot.pause(1.0)  # the lists follow the map a little later
         for key in keys:
             await pilot.press(key)

@@ -101,9 +101,11 @@ def _show(target: Path | None, *, partial: bool) -> int:
         raise TelemetryError("the view needs a terminal on stdin and stderr", hint="kvtop --once --json")
 
     from kvtop.app import KvtopApp
-    from kvtop.source import as_source
+    from kvtop.sources.live import LiveSource
+    from kvtop.sources.recording import RecordingSource
 
-    view = KvtopApp(as_source(opened) if opened is not None else None, engines=engines)
+    source = RecordingSource(opened) if isinstance(opened, Recording) else LiveSource(opened) if opened else None
+    view = KvtopApp(source, engines=engines)
     view.run()
     if view.failure is not None:
         raise view.failure

@@ -1,6 +1,13 @@
 """How figures are written on the screen: short, aligned, and a dash for what is not known."""
 
+import re
+from typing import Literal
+
 from kvtop.glyphs import MISSING
+
+_PLACE = re.compile(
+    r"#?(?P<step>[0-9]+)|(?:(?P<h>[0-9]+)h)?(?:(?P<m>[0-9]+)m)?(?:(?P<s>[0-9]+(?:\.[0-9]*)?)s?)?", re.ASCII
+)
 
 
 def count(value: int) -> str:
@@ -42,3 +49,14 @@ def seconds(value: float | None) -> str:
 def plural(value: int, noun: str) -> str:
     """A count with its noun: `1 block`, `12 blocks`."""
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
+def parse_place(text: str) -> tuple[Literal["step", "time"], float] | None:
+    """A place in a recording: `#120` and `120` are steps, `12.5` and `1m30s` are times; None for anything else."""
+    match = _PLACE.fullmatch(text.strip())
+    if match is None or not text.strip():
+        return None
+    if match["step"]:
+        return "step", float(match["step"])
+    hours, minutes, seconds_part = (float(match[name] or 0) for name in ("h", "m", "s"))
+    return "time", hours * 3600 + minutes * 60 + seconds_part

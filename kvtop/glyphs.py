@@ -20,5 +20,7 @@ BLOCK_NAMES = {
 STATUS_GLYPHS = {Status.RUNNING: "●", Status.WAITING: "○", Status.PREEMPTED: "▲"}
 LEVELS = " ▁▂▃▄▅▆▇█"
 """Eighths of a cell, from the bottom."""
+EIGHTHS_ACROSS = " ▏▎▍▌▋▊▉█"
+"""Eighths of a cell, from the left."""
 MISSING = "–"
 """What stands where a figure is not known; never 0."""

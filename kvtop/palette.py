@@ -1,11 +1,29 @@
 """The colours of kvtop, as themes for Textual and as styles for what is drawn line by line."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.color import Color
 from rich.style import Style
 from textual.theme import Theme
+
+DARK_OWNERS = (
+    *("#5d9cf0", "#f0b057", "#4fb8a4", "#d58be0", "#a8c957", "#ee7f7a"),
+    *("#63c7e8", "#c9a26b", "#7d8bf0", "#6fbf8b", "#e87fb4", "#b3b9c6"),
+)
+LIGHT_OWNERS = (
+    *("#1f62c4", "#b86a00", "#167a6d", "#8a3fa0", "#5c7a10", "#c2322c"),
+    *("#1286a8", "#80592a", "#4453c9", "#1d7f43", "#b03a78", "#5d6878"),
+)
+"""Neighbours in the list are far apart; on the map each has a letter as well."""
+DARK_RAMP = ("#3b4a66", "#3a6a86", "#3d8f84", "#8fae4f", "#f0b057", "#fff0c8")
+LIGHT_RAMP = ("#a9b9d6", "#6ea6c4", "#2f8f83", "#6b8a12", "#b86a00", "#5a2a00")
+"""From few or long ago to many or just now; brightness alone tells them apart."""
+
+
+def _numbered(name: str, colours: Sequence[str]) -> dict[str, str]:
+    return {f"kv-{name}-{number}": colour for number, colour in enumerate(colours, start=1)}
+
 
 DARK_VARIABLES = {
     "kv-text": "#c8d0dc",
@@ -27,6 +45,8 @@ DARK_VARIABLES = {
     "kv-bad": "#ee6f6a",
     "kv-border": "#2b3444",
     "kv-border-focus": "#5d9cf0",
+    **_numbered("owner", DARK_OWNERS),
+    **_numbered("ramp", DARK_RAMP),
 }
 """Blue, orange and teal stay apart for every common kind of colour blindness; each state has its own glyph as well."""
 
@@ -50,6 +70,8 @@ LIGHT_VARIABLES = {
     "kv-bad": "#c2322c",
     "kv-border": "#c9d0da",
     "kv-border-focus": "#1f62c4",
+    **_numbered("owner", LIGHT_OWNERS),
+    **_numbered("ramp", LIGHT_RAMP),
 }
 
 DARK = Theme(
@@ -116,6 +138,10 @@ class Palette:
     good: Style
     warn: Style
     bad: Style
+    owners: tuple[Style, ...]
+    """By tint of an owner, from 1; the last stands for several."""
+    ramp: tuple[Style, ...]
+    """By tint of an age or a number of sharers, from 1."""
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str], base: Style) -> "Palette":
@@ -149,4 +175,6 @@ class Palette:
             good=plain("good"),
             warn=plain("warn"),
             bad=plain("bad"),
+            owners=(*(plain(f"owner-{number}") for number in range(1, len(DARK_OWNERS) + 1)), plain("strong")),
+            ramp=tuple(plain(f"ramp-{number}") for number in range(1, len(DARK_RAMP) + 1)),
         )

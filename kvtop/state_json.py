@@ -12,7 +12,7 @@ SCHEMA = "kvtop.state/1"
 
 def state_as_json(snapshot: StepSnapshot) -> str:
     """The whole state: facts, totals, counters, requests with their block tables, and the ids of each kind of block."""
-    states = block_states(snapshot.block_codes)
+    states = block_states(snapshot.blocks.codes)
     document = {
         "schema": SCHEMA,
         "engine": msgspec.structs.asdict(snapshot.facts),

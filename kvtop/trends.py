@@ -1,19 +1,44 @@
-"""The totals over time, condensed to as many columns as there is room for."""
+"""Figures over time, condensed to as many columns as there is room for."""
 
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvengine.telemetry.history import Sample
+from kvtop.latencies import LatencyLog
 
 MAX_SAMPLES = 2**15
 """A live view that sees more keeps pairs of samples as one; at 100 steps a second this is first so after 5 minutes."""
 
 Column = float | None
 """None where nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrendPoint:
+    """The figures at one time. What is not known is NaN; counters are since some beginning."""
+
+    step: int
+    """What the point is found by: a step, or the number of an answer of a server."""
+    time_s: float
+    in_use: float = np.nan
+    """Blocks in use over usable blocks."""
+    running: float = np.nan
+    waiting: float = np.nan
+    output_tokens: float = np.nan
+    preemptions: float = np.nan
+    hit_tokens: float = np.nan
+    """Prompt tokens found in the prefix cache."""
+    looked_up_tokens: float = np.nan
+    """Prompt tokens of which those are a share."""
+    time_to_first_token_s: float = np.nan
+    """A high percentile of the last while, where single values are not known."""
+    token_gap_s: float = np.nan
+    """The same for the time between two output tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +56,9 @@ class TrendColumns:
     """How many within the column."""
     hit: list[Column]
     """Prompt tokens found in the prefix cache over those admitted; None where nothing was admitted."""
+    time_to_first_token_s: list[Column]
+    token_gap_s: list[Column]
+    """The 95th percentile of the column; None where there was none."""
     now: int
     """Index of the column that holds the step shown."""
 
@@ -40,36 +68,61 @@ class TrendLog:
 
     def __init__(self, *, keeps_all: bool) -> None:
         self._keeps_all = keeps_all
-        self._columns = {name: array("d") for name in _FIELDS}
+        self._columns = {name: array("d") for name in TrendPoint.__slots__}
+        self.first_tokens_s = LatencyLog()
+        """Seconds from the queue to the first output token."""
+        self.token_gaps_s = LatencyLog()
+        """Seconds between two output tokens of a request."""
 
     def __len__(self) -> int:
         return len(self._columns["step"])
 
     def extend(self, samples: Iterable[Sample]) -> None:
-        """Add samples, the oldest first."""
+        """Add what an engine counted, the oldest first."""
         for sample in samples:
             totals, counters = sample.totals, sample.counters
             usable = totals.free + totals.cached_free + totals.used + totals.shared
-            row = (
-                sample.step,
-                sample.time_s,
-                (totals.used + totals.shared) / usable if usable else np.nan,
-                totals.running,
-                totals.waiting,
-                counters.output_tokens,
-                counters.preemptions,
-                counters.first_prefix_hit_tokens,
-                counters.admitted_prompt_tokens,
+            point = TrendPoint(
+                step=sample.step,
+                time_s=sample.time_s,
+                in_use=(totals.used + totals.shared) / usable if usable else np.nan,
+                running=totals.running,
+                waiting=totals.waiting,
+                output_tokens=counters.output_tokens,
+                preemptions=counters.preemptions,
+                hit_tokens=counters.first_prefix_hit_tokens,
+                looked_up_tokens=counters.admitted_prompt_tokens,
             )
-            for column, value in zip(self._columns.values(), row, strict=True):
-                column.append(value)
+            self.add(point, first_tokens_s=sample.first_tokens_s, token_gaps_s=sample.token_gaps_s)
+
+    def add(
+        self, point: TrendPoint, *, first_tokens_s: Sequence[float] = (), token_gaps_s: Sequence[float] = ()
+    ) -> None:
+        """Add a point later than all others.
+
+        Args:
+            point: The figures.
+            first_tokens_s: Waits for a first token that ended since the point before.
+            token_gaps_s: Gaps between tokens since then, each followed by how many had it.
+        """
+        for name, column in self._columns.items():
+            column.append(getattr(point, name))
+        for wait_s in first_tokens_s:
+            self.first_tokens_s.add(point.step, wait_s, 1)
+        for gap_s, count in zip(token_gaps_s[::2], token_gaps_s[1::2], strict=False):
+            self.token_gaps_s.add(point.step, gap_s, count)
         if not self._keeps_all and len(self) > MAX_SAMPLES:
             self._halve()
 
     def span_s(self) -> float | None:
-        """Stream time from the first sample to the last; None before the second."""
+        """Time from the first sample to the last; None before the second."""
         times = self._columns["time_s"]
         return times[-1] - times[0] if len(times) > 1 else None
+
+    def time_of(self, step: int) -> float | None:
+        """The time of the last sample at or before a step; None before the first."""
+        index = bisect_right(self._columns["step"], step) - 1
+        return self._columns["time_s"][index] if index >= 0 else None
 
     def columns(self, width: int, step: int) -> TrendColumns | None:
         """At most `width` columns over all samples; None before there are two.
@@ -88,15 +141,16 @@ class TrendLog:
         starts = edges[:-1] + 1
 
         def most(name: str) -> list[Column]:
-            return _known(np.maximum.reduceat(column[name], starts))
+            return _known(np.fmax.reduceat(column[name], starts))
 
         def change(name: str) -> NDArray[np.float64]:
             return np.diff(column[name][edges])
 
         with np.errstate(divide="ignore", invalid="ignore"):
             output_per_s = change("output_tokens") / change("time_s")
-            hit = change("first_hit_tokens") / change("admitted_tokens")
-        now = int(np.searchsorted(column["step"][edges], step)) - 1
+            hit = change("hit_tokens") / change("looked_up_tokens")
+        step_edges = column["step"][edges]
+        now = int(np.searchsorted(step_edges, step)) - 1
         return TrendColumns(
             in_use=most("in_use"),
             running=most("running"),
@@ -104,6 +158,8 @@ class TrendLog:
             output_per_s=_known(output_per_s),
             preemptions=_known(change("preemptions")),
             hit=_known(hit),
+            time_to_first_token_s=self.first_tokens_s.quantiles(step_edges, 0.95) or most("time_to_first_token_s"),
+            token_gap_s=self.token_gaps_s.quantiles(step_edges, 0.95) or most("token_gap_s"),
             now=min(max(now, 0), num_columns - 1),
         )
 
@@ -112,22 +168,13 @@ class TrendLog:
         even = len(self) // 2 * 2
         for name, values in self._columns.items():
             pairs = np.frombuffer(values)[:even].reshape(-1, 2)
-            kept = pairs.max(axis=1) if name in _LEVELS else pairs[:, 1]
+            kept = np.fmax(pairs[:, 0], pairs[:, 1]) if name in _LEVELS else pairs[:, 1]
             self._columns[name] = array("d", [*kept.tolist(), *values[even:]])
+        self.first_tokens_s.halve()
+        self.token_gaps_s.halve()
 
 
-_FIELDS = (
-    "step",
-    "time_s",
-    "in_use",
-    "running",
-    "waiting",
-    "output_tokens",
-    "preemptions",
-    "first_hit_tokens",
-    "admitted_tokens",
-)
-_LEVELS = {"in_use", "running", "waiting"}
+_LEVELS = {"in_use", "running", "waiting", "time_to_first_token_s", "token_gap_s"}
 
 
 def _known(values: NDArray[np.float64]) -> list[Column]:

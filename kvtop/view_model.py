@@ -1,19 +1,23 @@
 """What is on the screen, as plain values: folded from the source's messages, drawn by the widgets."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvengine.telemetry.history import Event, EventKind, Sample
-from kvengine.telemetry.schema import Hello, RequestState
-from kvengine.telemetry.state import StepSnapshot
+from kvengine.telemetry.schema import Hello, RequestState, Status
+from kvengine.telemetry.state import StepUpdate
+from kvtop.map_order import MapColour, MapOrder
 from kvtop.picture import Picture
 from kvtop.playback import Playhead
+from kvtop.pool import Pool
 from kvtop.trends import TrendLog
 
 MAX_EVENTS = 20_000
 """A live view drops the older half of its events beyond this many."""
+MIN_BURST, BURST_SHARE = 8, 0.01
+"""An eviction burst is at least so many blocks in one step, and at least this share of the pool."""
 STALE_AFTER_S = 2.0
 """A picture older than this is shown as old."""
 
@@ -51,6 +55,8 @@ class SortKey(StrEnum):
     TOKENS = "tokens"
     PREEMPTIONS = "preemptions"
     STATUS = "status"
+    WAIT = "wait"
+    HIT = "hit"
 
 
 @dataclass(kw_only=True)
@@ -60,6 +66,8 @@ class ViewModel:
     source_name: str
     is_recording: bool
     facts: Hello | None = None
+    pool: Pool | None = None
+    """The blocks that the picture is made of."""
     picture: Picture | None = None
     received_s: float | None = None
     """When the picture came, by the viewer's own monotonic clock."""
@@ -72,19 +80,35 @@ class ViewModel:
     """The request whose blocks are lit."""
     cursor: int | None = None
     """The block whose details are shown."""
+    incident: Event | None = None
+    """The event that was last looked for in a live log."""
+    hovered: int | None = None
+    """The block under the mouse."""
+    map_order: MapOrder = MapOrder.ID
+    map_colour: MapColour = MapColour.STATE
+    blocks_per_cell: int | None = None
+    """How close the map looks; None for the whole pool at once."""
     sort_key: SortKey = SortKey.ARRIVAL
+    filter_text: str = ""
+    """Only requests with this in their id or status are listed."""
     trends: TrendLog = field(init=False)
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.trends = TrendLog(keeps_all=self.is_recording)
 
-    def take_snapshot(self, snapshot: StepSnapshot, *, now_s: float) -> None:
+    def take_update(self, update: StepUpdate, *, now_s: float) -> None:
         """Show a newer state."""
-        self.facts = snapshot.facts
-        self.picture = Picture(snapshot)
+        changes = update.blocks
+        if self.pool is not None and len(self.pool) == update.facts.num_blocks:
+            self.pool.apply(changes)
+        else:
+            assert changes.block_ids is None, "the first update is of all blocks"
+            self.pool = Pool(changes.columns)
+        self.facts = update.facts
+        self.picture = Picture(update, self.pool)
         self.received_s = now_s
-        if self.cursor is not None and self.cursor >= snapshot.facts.num_blocks:
+        if self.cursor is not None and self.cursor >= update.facts.num_blocks:
             self.cursor = None
 
     def take_history(self, samples: Sequence[Sample], events: Sequence[Event]) -> None:
@@ -112,39 +136,69 @@ class ViewModel:
             return None
         return self.picture.requests_by_id.get(self.selected_id)
 
-    def sorted_requests(self) -> list[RequestState]:
-        """Unfinished requests in the chosen order, ties by arrival."""
+    @property
+    def looked_at(self) -> int | None:
+        """The block under the mouse, or else under the cursor."""
+        return self.hovered if self.hovered is not None else self.cursor
+
+    def listed_requests(self) -> list[RequestState]:
+        """Unfinished requests that pass the filter, in the chosen order, ties by arrival."""
         if self.picture is None:
             return []
-        requests = list(self.picture.snapshot.requests)
-        if self.sort_key is SortKey.BLOCKS:
-            requests.sort(key=lambda request: -len(request.block_table))
-        elif self.sort_key is SortKey.TOKENS:
-            requests.sort(key=lambda request: -(request.num_prompt_tokens + request.num_output_tokens))
-        elif self.sort_key is SortKey.PREEMPTIONS:
-            requests.sort(key=lambda request: -request.num_preemptions)
-        elif self.sort_key is SortKey.STATUS:
-            requests.sort(key=lambda request: _STATUS_ORDER[request.status])
+        wanted = self.filter_text.lower()
+        requests = [request for request in self.picture.requests if wanted in _searched(request)]
+        if self.sort_key is not SortKey.ARRIVAL:
+            key, time_s = _SORT_KEYS[self.sort_key], self.picture.time_s
+            requests.sort(key=lambda request: key(request, time_s))
         return requests
 
     def num_events_shown(self) -> int:
         """How many of the events have happened by the step shown."""
         if self.picture is None:
             return 0
-        return bisect_right(self.events, self.picture.snapshot.step, key=lambda event: event.step)
+        return bisect_right(self.events, self.picture.step, key=lambda event: event.step)
 
-    def step_of_next(self, kinds: Sequence[EventKind], *, forward: bool) -> int | None:
-        """The nearest other step in which one of these happened; None if there is none."""
+    def next_incident(self, *, forward: bool) -> Event | None:
+        """The nearest other preemption or eviction burst; None if there is none.
+
+        A recording is looked through from the step shown; a live log from the incident found last.
+        """
         if self.picture is None:
             return None
-        here = self.picture.snapshot.step
-        steps = [event.step for event in self.events if event.kind in kinds]
-        later = [step for step in steps if step > here]
-        earlier = [step for step in steps if step < here]
-        if forward:
-            return min(later, default=None)
-        return max(earlier, default=None)
+        start = self.picture.step
+        if not self.is_recording and self.incident is not None:
+            start = self.incident.step
+        elif not self.is_recording:
+            start += 1
+        incidents = (event for event in (self.events if forward else reversed(self.events)) if self._is_incident(event))
+        return next((event for event in incidents if (event.step > start if forward else event.step < start)), None)
+
+    def _is_incident(self, event: Event) -> bool:
+        if event.kind is EventKind.PREEMPT:
+            return True
+        num_blocks = self.facts.num_blocks if self.facts is not None else 0
+        return event.kind is EventKind.EVICT and event.amount >= max(MIN_BURST, num_blocks * BURST_SHARE)
 
 
-_STATUS_ORDER = {1: 0, 2: 1, 0: 2}
-"""Running, then preempted, then waiting."""
+def wait_s(request: RequestState, now_s: float) -> float | None:
+    """How long a request waited for its first admission, or has waited so far; None where that is not known."""
+    if request.arrived_s is None:
+        return None
+    if request.admitted_s is not None:
+        return request.admitted_s - request.arrived_s
+    return now_s - request.arrived_s if request.status is Status.WAITING else None
+
+
+def _searched(request: RequestState) -> str:
+    return f"{request.request_id} {Status(request.status).name}".lower()
+
+
+_STATUS_ORDER = {Status.RUNNING: 0, Status.PREEMPTED: 1, Status.WAITING: 2}
+_SORT_KEYS: dict[SortKey, Callable[[RequestState, float], float]] = {
+    SortKey.BLOCKS: lambda request, _: -sum(len(table) - table.count(0) for table in request.tables),
+    SortKey.TOKENS: lambda request, _: -(request.num_prompt_tokens + request.num_output_tokens),
+    SortKey.PREEMPTIONS: lambda request, _: -request.num_preemptions,
+    SortKey.STATUS: lambda request, _: _STATUS_ORDER[request.status],
+    SortKey.WAIT: lambda request, now_s: -(wait_s(request, now_s) or -1.0),
+    SortKey.HIT: lambda request, _: -request.num_cached_tokens / max(request.num_prompt_tokens, 1),
+}

@@ -1,11 +1,13 @@
 """An engine under watch: the real scheduler with synthetic tokens, and what its stream said."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvengine.clock import VirtualClock
 from kvengine.config import SchedulerConfig
 from kvengine.engine import Engine
+from kvengine.kv_groups.kinds import GroupKind
 from kvengine.observer import TelemetryPublisher, engine_facts
 from kvengine.runner import SyntheticRunner
 from kvengine.scheduler import Scheduler
@@ -63,9 +65,11 @@ class WatchedEngine:
         num_blocks: int = 9,
         block_size: int = 4,
         limits: SchedulerConfig | None = None,
+        groups: tuple[GroupKind, ...] = (),
         publisher: Callable[[Hello, VirtualClock], TelemetryPublisher] | None = None,
     ) -> None:
         config = an_engine_config(num_blocks=num_blocks, block_size=block_size, limits=limits)
+        config = replace(config, groups=groups)
         self.clock = VirtualClock()
         self.facts = engine_facts(config, model="tiny", simulated=True)
         self.publisher = publisher(self.facts, self.clock) if publisher else TelemetryPublisher(sinks, clock=self.clock)

@@ -21,14 +21,15 @@ from pathlib import Path
 
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig
-from kvengine.request import Request
+from kvengine.kv_groups.kinds import ChunkedLocal, FullAttention, GroupKind, SlidingWindow
+from kvengine.request import Request, RequestId
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.stats import StatsCollector
 from kvengine.step_frames import StepFrames
 from kvengine.telemetry.framing import encode_frame
 from kvengine.telemetry.recorder import Recorder
-from kvengine.telemetry.schema import Counters, End, Hello, Snapshot
+from kvengine.telemetry.schema import Counters, End, GroupFacts, Hello, Snapshot
 from kvengine.telemetry.writer import FrameSink, ViewerServer
 
 
@@ -55,7 +56,25 @@ def engine_facts(config: EngineConfig, *, model: str, label: str = "", simulated
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.scheduler.max_model_len,
+        groups=_group_facts(config.groups),
     )
+
+
+def _group_facts(groups: Sequence[GroupKind]) -> list[GroupFacts]:
+    """The groups, unless there is only one that keeps everything."""
+    if not groups or (len(groups) == 1 and isinstance(groups[0], FullAttention)):
+        return []
+    return [GroupFacts(group.name, group.block_size, _window(group)) for group in groups]
+
+
+def _window(group: GroupKind) -> int:
+    match group:
+        case SlidingWindow():
+            return group.window
+        case ChunkedLocal():
+            return group.chunk
+        case _:
+            return 0
 
 
 def _version() -> str:
@@ -77,8 +96,8 @@ class TelemetryPublisher:
         self._sinks = list(sinks)
         self._clock = clock
         self._origin_s = clock.now_s()
-        self._queued: list[Request] | None = []
-        """Requests queued before the first step; None from then on."""
+        self._queued: dict[RequestId, tuple[Request, float]] | None = {}
+        """Requests queued before the first step, each with when that was; None from then on."""
         self._frames: StepFrames | None = None
         """Made for each period in which somebody listens."""
         self._last: tuple[Scheduler, StatsCollector] | None = None
@@ -109,16 +128,16 @@ class TelemetryPublisher:
     def request_added(self, request: Request) -> None:
         """Note a request that the scheduler has queued."""
         if self._frames is not None:
-            self._frames.add(request)
+            self._frames.add(request, self._now_s())
         elif self._queued is not None:
-            self._queued.append(request)
+            self._queued[request.request_id] = request, self._now_s()
 
     def request_aborted(self, request: Request) -> None:
         """Note a request that was taken out before its end."""
         if self._frames is not None:
             self._frames.remove(request)
         elif self._queued is not None:
-            self._queued.remove(request)
+            del self._queued[request.request_id]
 
     def publish(
         self, scheduler: Scheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
@@ -135,7 +154,7 @@ class TelemetryPublisher:
         self._num_steps = output.step + 1
         if self._poll_sinks():
             if self._frames is None and self._queued is not None:
-                self._frames = StepFrames.before_first_step(scheduler, self._queued)
+                self._frames = StepFrames.before_first_step(scheduler, list(self._queued.values()))
                 self._send_snapshot(self._frames.blank_snapshot())
             self._show(output, finished)
         self._queued = None
@@ -152,6 +171,10 @@ class TelemetryPublisher:
             sink.close(last)
         self._sinks.clear()
 
+    def _now_s(self) -> float:
+        """Stream time."""
+        return self._clock.now_s() - self._origin_s
+
     def _poll_sinks(self) -> bool:
         """Whether anybody listens now."""
         is_watched = False
@@ -165,7 +188,7 @@ class TelemetryPublisher:
     def _show(self, output: SchedulerOutput | None, finished: Sequence[Request]) -> None:
         assert self._last is not None, "a step is published with its scheduler"
         scheduler, stats = self._last
-        now_s = self._clock.now_s() - self._origin_s
+        now_s = self._now_s()
         counters = _read_counters(stats)
         if self._frames is None:
             self._frames = StepFrames.after_step(scheduler, self._num_steps)

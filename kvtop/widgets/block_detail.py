@@ -1,4 +1,4 @@
-"""The block under the map's cursor: who holds it, for which tokens."""
+"""The block under the mouse or the map's cursor: who holds it, for which tokens, since when, after which blocks."""
 
 from rich.style import Style
 from textual.strip import Strip
@@ -10,54 +10,53 @@ from kvtop.picture import BlockFacts, Picture
 from kvtop.view_model import ViewModel
 from kvtop.widgets.line_pane import Line, LinePane
 
+MAX_CHAIN = 12
+"""Blocks before it that are named."""
 
-class BlockDetail(LinePane):
+
+class BlockDetail(LinePane, can_focus=True):
     """A few lines about one block."""
 
+    HELP = (
+        "The block under the mouse, or under the map's cursor: its state and slots, who holds it and at which place\n"
+        "of their block tables, which tokens are in it, when something last happened to it, and the blocks before it\n"
+        "in its prefix."
+    )
+
     def __init__(self, model: ViewModel, *, id: str = "block") -> None:
-        super().__init__(model, id=id, title="Pool")
+        super().__init__(model, id=id, title="6 Block")
+        self._block: BlockFacts | None = None
+        self._drawn: tuple[int | None, bool] | None = None
+        """Which block was drawn, and whether there was no picture yet."""
 
     def update_view(self) -> None:
         """Name the block, and draw."""
-        cursor = self.model.cursor
-        self.set_titles("Pool" if cursor is None else f"Block {cursor:,}")
+        picture, block_id = self.model.picture, self.model.looked_at
+        if block_id is None and self._drawn == (None, picture is None):
+            return
+        self._drawn = block_id, picture is None
+        self._block = picture.block(block_id) if picture is not None and block_id is not None else None
+        self.set_titles("6 Block" if block_id is None else f"6 Block {block_id:,}")
         self.refresh()
 
     def draw_line(self, y: int, width: int) -> Strip:
-        """State, owners, and which tokens it holds."""
-        picture, cursor = self.model.picture, self.model.cursor
-        line = self.line(width)
+        """State, owners, which tokens it holds, what happened to it, what comes before it."""
+        picture, block, line = self.model.picture, self._block, self.line(width)
         if picture is None:
             return line.strip()
-        if cursor is None:
-            self._draw_pool(line, y, picture)
+        if block is None:
+            if y == 0:
+                line.add(
+                    " move over the map, click, or use the arrow keys there to look at a block", self.palette.muted
+                )
             return line.strip()
-        block = picture.block(cursor)
-        if y == 0:
-            self._draw_state(line, block, picture.facts.block_size)
-        elif y == 1:
-            self._draw_owners(line, block)
-        elif y == 2:
-            self._draw_tokens(line, block, picture.facts.block_size)
+        draw = (self._draw_state, self._draw_owners, self._draw_tokens, self._draw_past, self._draw_chain)
+        if y < len(draw):
+            draw[y](line, block, picture)
         return line.strip()
 
-    def _draw_pool(self, line: Line, y: int, picture: Picture) -> None:
-        """What sharing saves and what tails leave unused, while no block is looked at."""
-        palette = self.palette
-        if y == 0:
-            line.add(" sharing saves ", palette.muted).add(f"{picture.num_saved:,}", palette.strong)
-            line.add(f" blocks: {picture.num_in_use + picture.num_saved:,} table entries", palette.muted)
-            line.add(f" in {picture.num_in_use:,} blocks", palette.muted)
-        elif y == 1:
-            num_slots = picture.num_in_use * picture.facts.block_size
-            share = formats.percent(picture.num_tail_slots / num_slots if num_slots else None)
-            line.add(" unfilled tails ", palette.muted).add(f"{picture.num_tail_slots:,}", palette.strong)
-            line.add(f" slots, {share} of those in use", palette.muted)
-        elif y == 2:
-            line.add(" arrow keys on the map, or a click, pick a block", palette.faint)
-
-    def _draw_state(self, line: Line, block: BlockFacts, block_size: int) -> None:
-        palette = self.palette
+    def _draw_state(self, line: Line, block: BlockFacts, picture: Picture) -> None:
+        palette, block_size = self.palette, picture.facts.block_size
         state = BlockState(block.state)
         line.add(f" {BLOCK_GLYPHS[state]} {BLOCK_NAMES[state]}", state_style(self, state))
         if state is BlockState.NULL:
@@ -68,23 +67,60 @@ class BlockDetail(LinePane):
         first = block.block_id * block_size
         line.add(f"  slots {first:,}–{first + block_size - 1:,}", palette.muted)
 
-    def _draw_owners(self, line: Line, block: BlockFacts) -> None:
+    def _draw_owners(self, line: Line, block: BlockFacts, picture: Picture) -> None:
         palette = self.palette
         if not block.owners:
             line.add(" nobody holds it", palette.muted)
             return
         line.add(" held by", palette.muted)
-        for request, index in block.owners:
-            line.add(f" {request.request_id}", palette.text).add(f"[{index}]", palette.muted)
+        for request, group, index in block.owners:
+            where = f"[{index}]" if not picture.facts.groups else f"[group {group}: {index}]"
+            line.add(f" {request.request_id}", palette.text).add(where, palette.muted)
 
-    def _draw_tokens(self, line: Line, block: BlockFacts, block_size: int) -> None:
+    def _draw_tokens(self, line: Line, block: BlockFacts, picture: Picture) -> None:
         if not block.owners:
             return
-        request, index = block.owners[0]
+        request, group, index = block.owners[0]
+        groups = picture.facts.groups
+        block_size = groups[group].block_size if groups else picture.facts.block_size
         first = index * block_size
         filled = min(max(request.num_computed_tokens - first, 0), block_size)
         line.add(f" tokens {first:,}–{first + block_size - 1:,} of {request.request_id}", self.palette.muted)
         line.add(f"  {filled} of {formats.plural(block_size, 'slot')} filled", self.palette.muted)
+
+    def _draw_past(self, line: Line, block: BlockFacts, picture: Picture) -> None:
+        if BlockState(block.state) is BlockState.NULL:
+            return
+        palette = self.palette
+        line.add(" touched ", palette.muted).add(self._ago(block.touched, picture), palette.text)
+        if block.is_cached:
+            line.add("  cached ", palette.muted).add(self._ago(block.cached_at, picture), palette.text)
+            line.add(f"  {formats.plural(block.hits, 'hit')}", palette.text)
+
+    def _draw_chain(self, line: Line, block: BlockFacts, picture: Picture) -> None:
+        """The blocks before it in its prefix, as far as they are known."""
+        chain = picture.chain_before(block)
+        if chain is None:
+            return
+        line.add(" after ", self.palette.muted)
+        if not chain.block_ids:
+            line.add("nothing: it begins a prefix", self.palette.muted)
+            return
+        line.add(" ← ".join(str(block_id) for block_id in chain.block_ids[:MAX_CHAIN]), self.palette.text)
+        num_more = len(chain.block_ids) - MAX_CHAIN
+        if num_more > 0:
+            line.add(f" ← {num_more:,} more", self.palette.muted)
+        if not chain.is_whole:
+            line.add(" ← not cached any more, or from before the watching began", self.palette.muted)
+
+    def _ago(self, step: int, picture: Picture) -> str:
+        """How long ago a step was, in steps and in stream time."""
+        if step == 0:
+            return "before the watching began"
+        num_steps = picture.step - step
+        time_s = self.model.trends.time_of(step)
+        steps = "in this step" if num_steps == 0 else f"{formats.plural(num_steps, 'step')} ago"
+        return steps if time_s is None or num_steps == 0 else f"{steps} ({formats.seconds(picture.time_s - time_s)})"
 
 
 def state_style(pane: LinePane, state: BlockState) -> Style:

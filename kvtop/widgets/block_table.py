@@ -16,10 +16,15 @@ class BlockTable(LinePane):
 
     def __init__(self, model: ViewModel, *, id: str = "table") -> None:
         super().__init__(model, id=id, title="Block table")
+        self._drawn_nothing_for: tuple[str | None, ...] = ()
+        """The selection for which it was drawn that there is no table."""
 
     def update_view(self) -> None:
         """Name the request, and draw."""
         request = self.model.selected
+        if request is None and self._drawn_nothing_for == (self.model.selected_id,):
+            return
+        self._drawn_nothing_for = (self.model.selected_id,) if request is None else ()
         if request is None:
             self.set_titles("Block table")
         else:
@@ -70,7 +75,7 @@ class BlockTable(LinePane):
         if first < len(table):
             line.add(f" {first:>{index_width}} ", palette.faint)
         for block_id in table[first : first + per_line]:
-            state = BlockState(int(picture.states[block_id]))
+            state = BlockState(int(picture.pool.states[block_id]))
             line.add(f"{BLOCK_GLYPHS[state]} {block_id}".ljust(entry_width), state_style(self, state))
         return line.strip()
 

@@ -14,6 +14,7 @@ _GLYPHS = {
     EventKind.PREEMPT: "▲",
     EventKind.FINISH: "✓",
     EventKind.EVICT: "▒",
+    EventKind.NOTE: "»",
 }
 
 
@@ -24,6 +25,11 @@ class EventLog(ListPane):
     """Follows the newest event until it is scrolled up."""
 
     NUMBERED_TITLE = "5 Events"
+    HELP = (
+        "What happened to requests and cached blocks, the newest at the bottom; in a recording, up to the step\n"
+        "shown. It follows the newest until it is scrolled up. n and N go to the next and the previous preemption, or\n"
+        "step in which at least 1 % of the pool, and 8 blocks, lost cached content."
+    )
 
     def __init__(self, model: ViewModel, *, id: str = "events") -> None:
         super().__init__(model, id=id)
@@ -46,6 +52,13 @@ class EventLog(ListPane):
         if count:
             self._is_following = self.top >= self.num_rows - self.num_visible
 
+    def reveal_incident(self) -> None:
+        """Scroll to the event that was looked for."""
+        if self.model.incident in self.model.events:
+            self._is_following = False
+            self.top = max(self.model.events.index(self.model.incident) - self.num_visible // 2, 0)
+        self.update_view()
+
     def describe_empty(self) -> str:
         """Why there is no row."""
         return "nothing has happened yet"
@@ -66,7 +79,8 @@ class EventLog(ListPane):
             line.add(f"{event.time_s:>8.2f}s  ", palette.faint)
         line.add(f"{_GLYPHS[event.kind]} {event.kind:<8}", style)
         line.add(f"{event.request_id} " if event.request_id else "", palette.text)
-        return line.add(_describe(event), palette.muted).strip()
+        line.add(_describe(event), palette.text if event.kind is EventKind.NOTE else palette.muted)
+        return line.strip(palette.selected if event is self.model.incident else None)
 
 
 def _describe(event: Event) -> str:
@@ -81,3 +95,5 @@ def _describe(event: Event) -> str:
             return f"{formats.plural(event.amount, 'cached block')}"
         case EventKind.FINISH:
             return f"{formats.plural(event.amount, 'token')}, {event.reason}"
+        case EventKind.NOTE:
+            return event.reason

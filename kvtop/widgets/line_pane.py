@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.filter import ANSIToTruecolor, LineFilter
+from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -102,6 +104,8 @@ class LinePane(Widget):
     """A pane that draws lines of a `ViewModel` and holds nothing else of it."""
 
     ALLOW_SELECT = False
+    HELP = ""
+    """What the pane shows, for the help page while it has the focus."""
 
     def __init__(self, model: ViewModel, *, id: str, title: str = "") -> None:
         super().__init__(id=id)
@@ -109,6 +113,8 @@ class LinePane(Widget):
         self._palette: Palette | None = None
         self._base: Style | None = None
         self._titles = ("", "")
+        self._rendered: tuple[Region, Size, list[Strip]] | None = None
+        """The strips given out last, while they are still right."""
         self.set_titles(title)
 
     @property
@@ -134,13 +140,26 @@ class LinePane(Widget):
     def notify_style_update(self) -> None:
         """The theme may have changed."""
         super().notify_style_update()
-        self._palette = self._base = None
+        self._palette = self._base = self._rendered = None
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """All but the one that turns ANSI colours into true ones: there are none, and it takes half of the time."""
         return [
             line_filter for line_filter in super().get_line_filters() if not isinstance(line_filter, ANSIToTruecolor)
         ]
+
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+        """Draw the pane, or some regions of it, anew."""
+        self._rendered = None
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The pane with its border; kept while nothing changes, since a frame asks every pane that it touches."""
+        if self._rendered is not None and self._rendered[:2] == (crop, self.outer_size):
+            return self._rendered[2]
+        strips = super().render_lines(crop)
+        self._rendered = crop, self.outer_size, strips
+        return strips
 
     def render_line(self, y: int) -> Strip:
         """One line of the content."""

@@ -7,17 +7,20 @@ from typing import ClassVar
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.markup import escape
 from textual.message import Message
 from textual.strip import Strip
 
 from kvengine.telemetry.schema import RequestState, Status
+from kvtop import formats
 from kvtop.glyphs import MISSING, STATUS_GLYPHS
 from kvtop.palette import Palette
 from kvtop.picture import Picture
-from kvtop.view_model import SortKey, ViewModel
+from kvtop.view_model import SortKey, ViewModel, wait_s
 from kvtop.widgets.line_pane import Line, ListPane, cut
 
 BAR_COLUMNS = 8
+SELECT_TOOLTIP = "Select a request and light its blocks"
 MIN_ID_COLUMNS = 6
 MAX_ID_COLUMNS = 20
 
@@ -48,42 +51,28 @@ class RequestList(ListPane):
 
     HEADER_LINES = 1
     NUMBERED_TITLE = "2 Requests"
-    TAKES_TURNS_WITH = "3 Shared blocks"
+    TAKES_TURNS_WITH = "3 Prefixes"
+    HELP = (
+        "Every request that has not finished. blocks: those of its block tables; shared: those of them with other\n"
+        "owners; hit: share of its prompt that came free from the prefix cache at its last admission; pre: how often\n"
+        "it was preempted; wait: until it was first admitted. The selected one's blocks are lit on the map."
+    )
 
     BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "select(-1)", "Up", show=False, id="requests.up", tooltip=SELECT_TOOLTIP),
+        Binding("down,j", "select(1)", "Down", show=False, id="requests.down", tooltip=SELECT_TOOLTIP),
+        Binding("pageup", "select(-10)", "Page up", show=False, id="requests.page_up", tooltip=SELECT_TOOLTIP),
+        Binding("pagedown", "select(10)", "Page down", show=False, id="requests.page_down", tooltip=SELECT_TOOLTIP),
+        Binding("s", "sort(True)", "Sort", id="requests.sort", tooltip="Sort by the next, the previous column"),
         Binding(
-            "up",
-            "select(-1)",
-            "Request",
+            "S",
+            "sort(False)",
+            "Sort back",
             show=False,
-            id="requests.up",
-            tooltip="Requests: select one and light its blocks",
+            id="requests.sort_back",
+            tooltip="Sort by the next, the previous column",
         ),
-        Binding(
-            "down",
-            "select(1)",
-            "Request",
-            show=False,
-            id="requests.down",
-            tooltip="Requests: select one and light its blocks",
-        ),
-        Binding(
-            "pageup",
-            "select(-10)",
-            "Request",
-            show=False,
-            id="requests.pageup",
-            tooltip="Requests: select one and light its blocks",
-        ),
-        Binding(
-            "pagedown",
-            "select(10)",
-            "Request",
-            show=False,
-            id="requests.pagedown",
-            tooltip="Requests: select one and light its blocks",
-        ),
-        Binding("s", "sort", "Sort", id="requests.sort", tooltip="Requests: sort by the next column"),
+        Binding("slash", "filter", "Filter", id="requests.filter", tooltip="List only some requests", key_display="/"),
     ]
 
     @dataclass
@@ -98,10 +87,16 @@ class RequestList(ListPane):
 
         sort_key: SortKey
 
+    @dataclass
+    class FilterWanted(Message):
+        """Somebody wants to type what to list."""
+
     def __init__(self, model: ViewModel, *, id: str = "requests") -> None:
         super().__init__(model, id=id)
         self._rows: list[RequestState] = []
         self._id_columns = MIN_ID_COLUMNS
+        self._placed_for = (0, 0)
+        self._placed: list[tuple[Column, int]] = []
 
     @property
     def num_rows(self) -> int:
@@ -110,7 +105,7 @@ class RequestList(ListPane):
 
     def update_view(self) -> None:
         """Sort the requests, keep the selected one in its place, and draw."""
-        self._rows = self.model.sorted_requests()
+        self._rows = self.model.listed_requests()
         longest = max((len(request.request_id) for request in self._rows), default=0)
         self._id_columns = min(max(longest, MIN_ID_COLUMNS), MAX_ID_COLUMNS)
         super().update_view()
@@ -124,19 +119,35 @@ class RequestList(ListPane):
         self._reveal(target)
         self.post_message(self.Selected(self._rows[target].request_id))
 
-    def action_sort(self) -> None:
+    def action_sort(self, forward: bool) -> None:
         """Ask for the next order."""
         keys = list(SortKey)
-        self.post_message(self.SortChanged(keys[(keys.index(self.model.sort_key) + 1) % len(keys)]))
+        index = keys.index(self.model.sort_key) + (1 if forward else -1)
+        self.post_message(self.SortChanged(keys[index % len(keys)]))
+
+    def action_filter(self) -> None:
+        """Ask what to list."""
+        self.post_message(self.FilterWanted())
 
     def on_click(self, event: events.Click) -> None:
         """Select the request that was clicked."""
         offset = event.get_content_offset(self)
         if offset is None:
             return
+        if offset.y < self.HEADER_LINES:
+            self._sort_by_column(offset.x)
+            return
         row = self.top + offset.y - self.HEADER_LINES
-        if offset.y >= self.HEADER_LINES and row < len(self._rows):
+        if row < len(self._rows):
             self.post_message(self.Selected(self._rows[row].request_id))
+
+    def _sort_by_column(self, x: int) -> None:
+        """Sort by the column whose title was clicked."""
+        key = SortKey.ARRIVAL
+        for column, start in self._columns(self.size.width):
+            if x >= start:
+                key = column.sort_key or key
+        self.post_message(self.SortChanged(key))
 
     def reveal_selected(self) -> None:
         """Scroll to the selected request, wherever it was selected."""
@@ -146,7 +157,16 @@ class RequestList(ListPane):
 
     def describe_empty(self) -> str:
         """Why there is no row."""
-        return "no step yet" if self.model.picture is None else "no request is waiting or running"
+        if self.model.picture is None:
+            return "no step yet"
+        if self.model.filter_text:
+            return f"no request has {self.model.filter_text!r} in its id or status; esc lists all"
+        return "no request is waiting or running"
+
+    def describe_title(self) -> str:
+        """The title, with the filter."""
+        wanted = self.model.filter_text
+        return super().describe_title() + (f"  [$kv-warn]/{escape(wanted)}[/]" if wanted else "")
 
     def draw_header(self, width: int) -> Strip:
         """The titles of the columns; an arrow marks the order."""
@@ -188,6 +208,12 @@ class RequestList(ListPane):
 
     def _columns(self, width: int) -> list[tuple[Column, int]]:
         """The columns that fit, each with where it starts."""
+        if (width, self._id_columns) != self._placed_for:
+            self._placed_for = width, self._id_columns
+            self._placed = self._place_columns(width)
+        return self._placed
+
+    def _place_columns(self, width: int) -> list[tuple[Column, int]]:
         start = self._id_columns + 2
         kept = sorted(_COLUMNS, key=lambda column: column.rank)
         while len(kept) > 1 and start + sum(column.width + 1 for column in kept) > width:
@@ -214,7 +240,7 @@ def _stage(request: RequestState) -> str:
 
 
 def _draw_blocks(line: Line, cell: Cell) -> None:
-    number = len(cell.request.block_table)
+    number = sum(len(table) - table.count(0) for table in cell.request.tables)
     line.add(f"{number:>6,}" if number else f"{MISSING:>6}", cell.palette.text if number else cell.palette.faint)
 
 
@@ -252,6 +278,11 @@ def _draw_preemptions(line: Line, cell: Cell) -> None:
     line.add(f"{number:>4,}" if number else f"{MISSING:>4}", cell.palette.bad if number else cell.palette.faint)
 
 
+def _draw_wait(line: Line, cell: Cell) -> None:
+    text = formats.seconds(wait_s(cell.request, cell.picture.time_s))
+    line.add(f"{text:>6}", cell.palette.faint if text == MISSING else cell.palette.text)
+
+
 _COLUMNS = (
     Column("state", 11, 0, _draw_state, SortKey.STATUS),
     Column("blocks", 6, 0, _draw_blocks, SortKey.BLOCKS),
@@ -259,6 +290,7 @@ _COLUMNS = (
     Column("prompt", 6, 3, _draw_prompt),
     Column("output", 6, 1, _draw_output, SortKey.TOKENS),
     Column("of max", BAR_COLUMNS + 6, 5, _draw_progress),
-    Column("hit", 4, 4, _draw_hit),
+    Column("hit", 4, 4, _draw_hit, SortKey.HIT),
     Column("pre", 4, 1, _draw_preemptions, SortKey.PREEMPTIONS),
+    Column("wait", 6, 4, _draw_wait, SortKey.WAIT),
 )

@@ -72,7 +72,7 @@ class StateLine(LinePane):
         palette, picture = self.palette, self.model.picture
         if picture is None:
             return [Part(1, (("no step yet ", palette.warn),))]
-        parts = [Part(1, (("  step ", palette.muted), (f"{picture.snapshot.step:,} ", palette.strong)))]
+        parts = [Part(1, (("  step ", palette.muted), (f"{picture.step:,} ", palette.strong)))]
         now_s = time.monotonic()
         age_s = self.model.age_s(now_s)
         if age_s is not None:

@@ -98,6 +98,11 @@ CHARTS = (
 class TrendChart(LinePane, can_focus=True):
     """Small charts side by side, as many as fit; sparklines where there is one line only."""
 
+    HELP = (
+        "Each figure since the watching began, or over the whole recording, condensed to the columns that there are:\n"
+        "levels show the highest of a column, rates its mean. White is the step shown. A gap is what is not known."
+    )
+
     def __init__(self, model: ViewModel, *, id: str = "trend") -> None:
         super().__init__(model, id=id, title="4 Trend")
         self._trend: TrendColumns | None = None
@@ -131,7 +136,9 @@ class TrendChart(LinePane, can_focus=True):
         for index, chart in enumerate(charts):
             segments.append(Segment(" " * GAP if index else "", self.base))
             segments += self._draw_chart(chart, picture, trend, line_of_chart, lines_each, chart_width)
-        return Strip([segment for segment in segments if segment.text]).adjust_cell_length(width, self.base)
+        done = 1 + sum(chart_width + (GAP if index else 0) for index in range(len(charts)))
+        segments.append(Segment(" " * (width - done), self.base))
+        return Strip([segment for segment in segments if segment.text], width)
 
     def _columns(self, columns: int) -> TrendColumns | None:
         """The trend in so many columns, worked out once for each picture."""
@@ -139,7 +146,7 @@ class TrendChart(LinePane, can_focus=True):
         if picture is None:
             return None
         if columns != self._trend_columns:
-            self._trend = self.model.trends.columns(columns, picture.snapshot.step)
+            self._trend = self.model.trends.columns(columns, picture.step)
             self._trend_columns = columns
         return self._trend
 

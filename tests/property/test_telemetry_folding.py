@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvengine.block_ledger import BlockLedger
 from kvengine.block_pool import BlockId
 from kvengine.config import SchedulerConfig, SchedulingPolicy
+from kvengine.kv_groups.kinds import FullAttention, GroupKind, LinearState, SlidingWindow, StateMode
 from kvengine.request import RequestStatus
 from kvengine.scheduler import Scheduler
-from kvengine.telemetry.schema import BlockFlag, End, Hello, Status, block_code
-from kvengine.telemetry.state import StepSnapshot, StreamState
+from kvengine.telemetry.schema import REF_COUNT_SHIFT, BlockFlag, End, Hello, Status, block_code
+from kvengine.telemetry.state import StepSnapshot, StreamState, block_states
+from kvtop.pool import Pool
 from tests.watched_engine import FrameList, WatchedEngine
 
 
@@ -53,6 +56,13 @@ ACTIONS = st.one_of(
     st.just(Poll()),
     st.builds(Watch, is_listening=st.booleans()),
 )
+GROUPS: list[tuple[GroupKind, ...]] = [
+    (),
+    (),
+    (SlidingWindow(block_size=4, window=6),),
+    (FullAttention(block_size=4), SlidingWindow(block_size=4, window=5)),
+    (FullAttention(block_size=4), LinearState(block_size=4, mode=StateMode.ALIGN)),
+]
 STATUS = {
     RequestStatus.WAITING: Status.WAITING,
     RequestStatus.RUNNING: Status.RUNNING,
@@ -66,17 +76,25 @@ class FoldingSink(FrameList):
     def __init__(self, facts: Hello, *, is_listening: bool) -> None:
         super().__init__(is_listening=is_listening)
         self.state = StreamState(facts)
+        self.pool: Pool | None = None
+        """Blocks as a view keeps them, which takes only what changed."""
 
     def fold(self) -> StepSnapshot:
         for frame in self.frames:
             assert not isinstance(frame, Hello)
             assert self.state.apply(frame), self.state.lost
         self.frames.clear()
+        changes = self.state.take_update().blocks
+        if self.pool is None:
+            self.pool = Pool(changes.columns)
+        else:
+            self.pool.apply(changes)
         return self.state.freeze()
 
     def restart(self, is_listening: bool) -> None:
         if is_listening and not self.is_listening:
             self.state = StreamState(self.state.facts)
+            self.pool = None
             self.frames.clear()
             self.wants_snapshot = True
         self.is_listening = is_listening
@@ -88,7 +106,7 @@ def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler, num_steps: 
     ref_counts = [pool.ref_count(BlockId(block)) for block in range(pool.num_blocks)]
     cached = [pool.is_cached(BlockId(block)) for block in range(pool.num_blocks)]
     codes = [block_code(count, BlockFlag.CACHED * flag) for count, flag in zip(ref_counts, cached, strict=True)]
-    assert snapshot.block_codes.tolist() == [BlockFlag.NULL, *codes[1:]]
+    assert snapshot.blocks.codes.tolist() == [BlockFlag.NULL, *codes[1:]]
 
     pairs = list(zip(ref_counts[1:], cached[1:], strict=True))
     totals = snapshot.totals
@@ -98,6 +116,7 @@ def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler, num_steps: 
     assert totals.shared == sum(count > 1 for count, _ in pairs)
     assert (totals.running, totals.waiting) == (len(scheduler.running), scheduler.num_waiting)
 
+    held = scheduler.kv_cache.group_tables
     expected = {
         request.request_id: (
             STATUS[request.status],
@@ -106,7 +125,7 @@ def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler, num_steps: 
             request.num_computed_tokens,
             request.num_cached_tokens,
             request.num_preemptions,
-            list(scheduler.kv_cache.block_ids(request.request_id)) if request in scheduler.running else [],
+            [list(table) for table in held(request.request_id)] if request in scheduler.running else [[]],
         )
         for request in (*scheduler.running, *scheduler.waiting)
     }
@@ -118,11 +137,21 @@ def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler, num_steps: 
             state.num_computed_tokens,
             state.num_cached_tokens,
             state.num_preemptions,
-            state.block_table,
+            state.tables,
         )
         for state in snapshot.requests
     }
     assert told == expected
+
+
+def assert_knows_of_blocks_what_was_told(viewer: FoldingSink, ledger: BlockLedger) -> None:
+    """The reader's columns are the publisher's, whether they were folded or came with a snapshot."""
+    told = (ledger._codes, ledger._touched, ledger._cached_at, ledger._parents, ledger._hits)
+    assert [column.tolist() for column in viewer.state.freeze().blocks.arrays()] == [list(column) for column in told]
+    assert viewer.pool is not None
+    assert [column.tolist() for column in viewer.pool.columns.arrays()] == [list(column) for column in told]
+    assert viewer.pool.states.tolist() == block_states(viewer.pool.columns.codes).tolist()
+    assert viewer.pool.num_references == sum(code >> REF_COUNT_SHIFT for code in ledger._codes)
 
 
 def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) -> bool:
@@ -153,18 +182,21 @@ def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) 
         max_model_len=st.just(32),
         policy=st.sampled_from(SchedulingPolicy),
     ),
+    groups=st.sampled_from(GROUPS),
     watched_from_start=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
-def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, limits, watched_from_start):
-    late = FoldingSink(WatchedEngine().facts, is_listening=False)
+@settings(max_examples=200, deadline=None)
+def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, limits, groups, watched_from_start):
+    num_blocks = 9 if len(groups) < 2 else 25
+    late = FoldingSink(WatchedEngine(groups=groups, num_blocks=num_blocks).facts, is_listening=False)
     steady = FoldingSink(late.state.facts, is_listening=watched_from_start)
-    watched = WatchedEngine(late, steady, limits=limits)
+    watched = WatchedEngine(late, steady, limits=limits, groups=groups, num_blocks=num_blocks)
     for number, action in enumerate([*actions, Steps(1)]):
         if act(watched, late, action, number):
             for viewer in (late, steady):
                 if viewer.is_listening:
                     assert_is_state_of(viewer.fold(), watched.scheduler, watched.engine.stats.steps)
+                    assert_knows_of_blocks_what_was_told(viewer, watched.publisher._frames._ledger)
     watched.engine.close("done")
     if steady.is_listening:
         assert isinstance(steady.frames[-1], End)

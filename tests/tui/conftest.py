@@ -13,7 +13,8 @@ from kvengine.observer import TelemetryPublisher
 from kvengine.telemetry.reader import Attachment
 from kvengine.telemetry.recording import Recording
 from kvtop.app import KvtopApp
-from kvtop.source import LiveSource, RecordingSource, StepBy
+from kvtop.sources.live import LiveSource
+from kvtop.sources.recording import RecordingSource, StepBy
 from kvtop.widgets.line_pane import LinePane
 from kvtop.widgets.pool_map import PoolMap
 from tests.watched_engine import WatchedEngine, record_a_run
@@ -48,7 +49,7 @@ def recording_view(run_file: Path):
         app = KvtopApp(source)
         async with app.run_test(size=size) as pilot:
             source.do(StepBy(-1000))
-            await until(pilot, lambda: is_at(app, 0) and not app.model.playhead.is_playing)
+            await until(pilot, lambda: is_at(app, 0) and not app.watching.model.playhead.is_playing)
             yield app, pilot
 
     return view
@@ -62,7 +63,7 @@ def live_view(listening_engine: WatchedEngine, tmp_path: Path):
     async def view(size: tuple[int, int] = (160, 48)) -> AsyncIterator[tuple[KvtopApp, Pilot]]:
         app = KvtopApp(LiveSource(Attachment.open(tmp_path / "engine.sock")))
         async with app.run_test(size=size) as pilot:
-            await until(pilot, lambda: app.model.facts is not None)
+            await until(pilot, lambda: app.watching.model.facts is not None)
             yield app, pilot
 
     return view
@@ -84,7 +85,7 @@ async def shows(pilot: Pilot, pane: LinePane, *texts: str) -> None:
 
 def is_at(app: KvtopApp, step: int) -> bool:
     """Whether the view shows the state after so many steps."""
-    return app.model.picture is not None and app.model.picture.snapshot.step == step
+    return app.watching.model.picture is not None and app.watching.model.picture.step == step
 
 
 def text_of(pane: LinePane) -> str:
@@ -101,6 +102,6 @@ def blocks_drawn_as(pool_map: PoolMap, style: Style) -> set[int]:
         x = 0
         for segment in pool_map.render_line(y):
             if segment.style == style:
-                blocks |= {grid.block_at(x + offset, y) for offset, sign in enumerate(segment.text) if sign != " "}
+                blocks |= {pool_map.block_at(x + offset, y) for offset, sign in enumerate(segment.text) if sign != " "}
             x += len(segment.text)
     return {block for block in blocks if block is not None}

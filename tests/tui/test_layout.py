@@ -12,8 +12,8 @@ async def test_every_line_is_exactly_as_wide_as_its_pane(recording_view, size):
     async with recording_view(size) as (app, pilot):
         for key in ("n", "down", "down", "1", "down", "right"):
             await pilot.press(key)
-        await until(pilot, lambda: app.model.picture.counters.preemptions == 1)
-        for pane in (app._state_line, *app._panes(), app._playback):
+        await until(pilot, lambda: app.watching.model.picture.counters.preemptions == 1)
+        for pane in (app.watching.state_line, *app.watching.panes, app.watching.playback):
             if pane.is_on_screen and pane.display and pane.size.width:
                 # A strip believes what it was told of its width, so the texts are measured.
                 widths = {sum(segment.cell_length for segment in pane.render_line(y)) for y in range(pane.size.height)}
@@ -25,50 +25,52 @@ async def test_source_step_and_usage_are_seen_at_every_size(recording_view, size
     async with recording_view(size) as (app, pilot):
         await pilot.press("full_stop")
         await until(pilot, lambda: is_at(app, 1))
-        text = text_of(app._state_line)
+        text = text_of(app.watching.state_line)
         assert "RECORDING" in text
         assert "in use" in text
         assert "step 1" in text or size == (40, 12)
-        assert app._map.grid is not None
+        assert app.watching.map.grid is not None
 
 
 async def test_on_a_small_terminal_requests_and_shared_blocks_take_turns(recording_view):
     async with recording_view((80, 24)) as (app, pilot):
-        assert app._requests.display
-        assert not app._shared.display
-        assert "3 Shared blocks" in str(app._requests.border_title)
+        assert app.watching.requests.display
+        assert not app.watching.prefixes.display
+        assert "3 Prefixes" in str(app.watching.requests.border_title)
         await pilot.press("3")
-        await until(pilot, lambda: app._shared.has_focus)
-        assert app._shared.display
-        assert not app._requests.display
+        await until(pilot, lambda: app.watching.prefixes.has_focus)
+        assert app.watching.prefixes.display
+        assert not app.watching.requests.display
         await pilot.press("2")
-        await until(pilot, lambda: app._requests.has_focus and app._requests.display)
+        await until(pilot, lambda: app.watching.requests.has_focus and app.watching.requests.display)
 
 
 async def test_folded_panes_are_one_line_and_their_number_enlarges_them(recording_view):
     async with recording_view((80, 24)) as (app, pilot):
         await pilot.press("n")
-        await until(pilot, lambda: app.model.picture.counters.preemptions == 1 and "pre" in text_of(app._trend))
-        assert (app._trend.size.height, app._events.size.height) == (1, 1)
+        await until(
+            pilot, lambda: app.watching.model.picture.counters.preemptions == 1 and "pre" in text_of(app.watching.trend)
+        )
+        assert (app.watching.trend.size.height, app.watching.events.size.height) == (1, 1)
         await pilot.press("5")
-        await until(pilot, lambda: app.screen.maximized is app._events)
-        await until(pilot, lambda: "+ arrive" in text_of(app._events))
-        assert app._events.size.height > 10
+        await until(pilot, lambda: app.watching.maximized is app.watching.events)
+        await until(pilot, lambda: "+ arrive" in text_of(app.watching.events))
+        assert app.watching.events.size.height > 10
         await pilot.press("escape")
-        await until(pilot, lambda: app.screen.maximized is None and app._events.size.height == 1)
+        await until(pilot, lambda: app.watching.maximized is None and app.watching.events.size.height == 1)
 
 
 async def test_the_number_of_a_focused_pane_enlarges_it(recording_view):
     async with recording_view((160, 48)) as (app, pilot):
         await pilot.press("1")
-        await until(pilot, lambda: app._map.has_focus)
-        height = app._map.size.height
+        await until(pilot, lambda: app.watching.map.has_focus)
+        height = app.watching.map.size.height
         await pilot.press("1")
-        await until(pilot, lambda: app.screen.maximized is app._map)
-        assert app._map.size.height > height
+        await until(pilot, lambda: app.watching.maximized is app.watching.map)
+        assert app.watching.map.size.height > height
 
 
 async def test_a_terminal_too_small_for_lists_still_shows_the_map(recording_view):
     async with recording_view((60, 18)) as (app, _pilot):
-        assert not app._requests.is_on_screen or not app._requests.size.height
-        assert app._map.size.height >= 8
+        assert not app.watching.requests.is_on_screen or not app.watching.requests.size.height
+        assert app.watching.map.size.height >= 8

@@ -12,12 +12,12 @@ def a_model(*, is_recording: bool = False, steps: int = 3) -> ViewModel:
         state.apply(frame)
     model = ViewModel(source_name="test", is_recording=is_recording)
     model.status = SourceStatus(phase=Phase.REPLAY if is_recording else Phase.LIVE)
-    model.take_snapshot(state.freeze(), now_s=100.0)
+    model.take_update(state.take_update(), now_s=100.0)
     return model
 
 
-def an_event(step: int, kind: EventKind = EventKind.PREEMPT) -> Event:
-    return Event(step=step, time_s=0.0, kind=kind, request_id="a", amount=1)
+def an_event(step: int, kind: EventKind = EventKind.PREEMPT, amount: int = 1) -> Event:
+    return Event(step=step, time_s=0.0, kind=kind, request_id="a", amount=amount)
 
 
 def test_a_live_picture_ages_and_is_stale_after_two_seconds():
@@ -46,12 +46,39 @@ def test_only_events_up_to_the_step_shown_are_listed():
 
 
 def test_the_nearest_other_step_with_a_preemption_is_found_both_ways():
-    model = a_model(steps=3)
-    kinds = [(1, EventKind.PREEMPT), (2, EventKind.EVICT), (3, EventKind.PREEMPT), (5, EventKind.PREEMPT)]
+    model = a_model(is_recording=True, steps=3)
+    kinds = [(1, EventKind.PREEMPT), (2, EventKind.FINISH), (3, EventKind.PREEMPT), (5, EventKind.PREEMPT)]
     model.take_history([], [an_event(step, kind) for step, kind in kinds])
-    assert model.step_of_next((EventKind.PREEMPT,), forward=True) == 5
-    assert model.step_of_next((EventKind.PREEMPT,), forward=False) == 1
-    assert model.step_of_next((EventKind.FINISH,), forward=True) is None
+    assert model.next_incident(forward=True).step == 5
+    assert model.next_incident(forward=False).step == 1
+
+
+def test_many_evictions_in_one_step_are_an_incident_and_few_are_not():
+    model = a_model(is_recording=True, steps=3)
+    model.take_history([], [an_event(4, EventKind.EVICT, amount=7), an_event(6, EventKind.EVICT, amount=8)])
+    assert model.next_incident(forward=True).step == 6
+    assert model.next_incident(forward=False) is None
+
+
+def test_in_a_live_log_the_search_goes_on_from_what_it_found_last():
+    model = a_model(steps=3)
+    model.take_history([], [an_event(step) for step in (1, 2, 3)])
+    for step in (3, 2, 1):
+        model.incident = model.next_incident(forward=False)
+        assert model.incident.step == step
+    assert model.next_incident(forward=False) is None
+    assert model.next_incident(forward=True).step == 2
+
+
+def test_requests_are_filtered_by_id_and_status():
+    model = a_model()
+    assert [request.request_id for request in model.listed_requests()] == ["a", "b"]
+    model.filter_text = "B"
+    assert [request.request_id for request in model.listed_requests()] == ["b"]
+    model.filter_text = "waiting"
+    assert model.listed_requests() == []
+    model.filter_text = "run"
+    assert len(model.listed_requests()) == 2
 
 
 def test_a_selected_request_that_has_finished_is_no_longer_selected():

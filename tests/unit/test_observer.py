@@ -111,3 +111,56 @@ def test_a_publisher_without_any_sink_is_harmless():
     watched.add("a")
     watched.step(4)
     watched.engine.close("done")
+
+
+def test_waits_for_tokens_are_told_as_they_end():
+    # Steps are half a second apart. Both get their first token in the first step, at the time of their arrival.
+    sink = FrameList()
+    watched = WatchedEngine(sink)
+    watched.add("a", "b", max_tokens=3)
+    watched.step(2)
+    watched.add("c", max_tokens=3)
+    watched.clock.advance(STEP_S)
+    watched.step(1)
+    first, second, third = deltas_of(sink)
+    assert (first.first_tokens_s, first.token_gaps_s) == ([0.0, 0.0], [])
+    assert (second.first_tokens_s, second.token_gaps_s) == ([], [STEP_S, 2])
+    # c waited a step's time for its first token, and a and b two for their last.
+    assert (third.first_tokens_s, third.token_gaps_s) == ([STEP_S], [2 * STEP_S, 2])
+
+
+def test_blocks_that_a_step_fills_are_told_with_the_one_before():
+    sink = FrameList()
+    watched = WatchedEngine(sink)
+    watched.add("a", prompt="abcdefghij", max_tokens=4)
+    watched.step(3)
+    # Ten tokens fill the blocks 1 and 2; the two tokens of the next steps fill block 3.
+    assert [frame.cached for frame in deltas_of(sink)] == [[1, 0, 2, 1], [], [3, 2]]
+
+
+def test_a_request_carries_the_times_of_its_way():
+    sink = FrameList()
+    watched = WatchedEngine(sink, limits=SchedulerConfig(max_num_seqs=1))
+    watched.add("a", "b", max_tokens=2)
+    watched.step(2)
+    sink.wants_snapshot = True
+    watched.step()
+    (state,) = [frame for frame in sink.frames if isinstance(frame, Snapshot)][-1].requests
+    assert state.request_id == "b"
+    assert (state.arrived_s, state.admitted_s, state.first_token_s) == (0.0, 2 * STEP_S, 2 * STEP_S)
+
+
+def test_what_a_viewer_missed_has_no_times():
+    sink = FrameList(is_listening=False)
+    watched = WatchedEngine(sink)
+    watched.add("a", max_tokens=9)
+    watched.step(2)
+    sink.is_listening = True
+    watched.step()
+    (snapshot,) = sink.frames
+    assert snapshot.requests[0].arrived_s is None
+    watched.step()
+    # Its second token since the watching began is the first with a known gap.
+    assert [frame.token_gaps_s for frame in deltas_of(sink)] == [[]]
+    watched.step()
+    assert deltas_of(sink)[-1].token_gaps_s == [STEP_S, 1]

@@ -1,7 +1,7 @@
 import msgspec
 
 from kvengine.telemetry.framing import decode_payload
-from kvengine.telemetry.schema import Admitted, BlockFlag, End, Finished, Progress, block_code
+from kvengine.telemetry.schema import BlockFlag, End, Finished, Preempted, Progress, block_code
 
 
 def test_a_frame_is_a_msgpack_array_with_its_tag_first():
@@ -30,5 +30,5 @@ def test_the_progress_of_a_decoding_request_takes_nine_bytes():
 
 
 def test_parts_of_frames_are_arrays_without_names():
-    assert msgspec.to_builtins(Admitted(1, 16, False, [4, 5])) == [1, 16, False, [4, 5]]
+    assert msgspec.to_builtins(Preempted(1, 16)) == [1, 16]
     assert msgspec.to_builtins(Finished(1, "stop", 3)) == [1, "stop", 3]

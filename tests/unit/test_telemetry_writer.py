@@ -104,7 +104,7 @@ def test_two_viewers_that_come_at_different_times_see_the_same(a_listening_engin
             assert state.apply(frame)
         states.append(state.freeze())
     assert states[0].requests == states[1].requests
-    assert states[0].block_codes.tolist() == states[1].block_codes.tolist()
+    assert states[0].blocks.codes.tolist() == states[1].blocks.codes.tolist()
     assert states[0].step == states[1].step == 5
 
 

@@ -1,9 +1,10 @@
 """What happened over the steps of a stream: a sample of the totals for each, and the events worth a line."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvengine.telemetry.schema import Counters, DeltaHead, SnapshotHead, Totals
+from kvengine.telemetry.schema import Counters, Delta, DeltaHead, SnapshotHead, Totals
 
 
 class EventKind(StrEnum):
@@ -15,6 +16,8 @@ class EventKind(StrEnum):
     PREEMPT = "preempt"
     FINISH = "finish"
     EVICT = "evict"
+    NOTE = "note"
+    """The engine said something in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +28,12 @@ class Event:
     time_s: float
     kind: EventKind
     request_id: str
-    """Empty for an eviction: the blocks had no owner."""
+    """Empty for an eviction, since the blocks had no owner, and for a note."""
     amount: int
     """Prompt tokens of an arrival, cached tokens of an admission, blocks given up by a preemption or evicted, output
     tokens of a finished request."""
     reason: str = ""
-    """Why a request finished."""
+    """Why a request finished, or the words of a note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,10 @@ class Sample:
     time_s: float
     totals: Totals
     counters: Counters
+    first_tokens_s: Sequence[float] = ()
+    """Seconds from the queue to the first output token, of the requests that got it in this step."""
+    token_gaps_s: Sequence[float] = ()
+    """A gap between two output tokens of a request in seconds, and how many had it, in turn."""
 
 
 class History:
@@ -52,15 +59,23 @@ class History:
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
 
-    def read(self, frame: SnapshotHead | DeltaHead) -> tuple[Sample, list[Event]]:
+    def read(self, frame: SnapshotHead | DeltaHead | Delta) -> tuple[Sample, list[Event]]:
         """Take the next frame of the stream."""
-        sample = Sample(step=frame.step, time_s=frame.time_s, totals=frame.totals, counters=frame.counters)
         if isinstance(frame, SnapshotHead):
             self._names = {state.handle: state.request_id for state in frame.requests}
+            sample = Sample(step=frame.step, time_s=frame.time_s, totals=frame.totals, counters=frame.counters)
             return sample, []
+        sample = Sample(
+            step=frame.step,
+            time_s=frame.time_s,
+            totals=frame.totals,
+            counters=frame.counters,
+            first_tokens_s=frame.first_tokens_s,
+            token_gaps_s=frame.token_gaps_s,
+        )
         return sample, self._events(frame)
 
-    def _events(self, delta: DeltaHead) -> list[Event]:
+    def _events(self, delta: DeltaHead | Delta) -> list[Event]:
         events: list[Event] = []
 
         def add(kind: EventKind, request_id: str, amount: int, reason: str = "") -> None:
@@ -87,6 +102,8 @@ class History:
             add(EventKind.EVICT, "", delta.num_evicted)
         for finished in delta.finished:
             add(EventKind.FINISH, self._names.pop(finished.handle, "?"), finished.num_output_tokens, finished.reason)
+        if delta.note:
+            add(EventKind.NOTE, "", 0, delta.note)
         return events
 
     def _name(self, handle: int) -> str:

@@ -113,8 +113,8 @@ class Recording:
             self._index(offset, payload)
         return len(self._frames) > num_before
 
-    def read(self, position: int) -> StepSnapshot:
-        """The state at a position, from 0 up to `len - 1`.
+    def go_to(self, position: int) -> StreamState:
+        """The state at a position, from 0 up to `len - 1`; the same object as before where it only goes forward.
 
         Raises:
             TelemetryError: The frames that lead there are damaged.
@@ -128,7 +128,11 @@ class Recording:
         while self._state_position < position:
             self._apply(state, *self._frames[self._state_position + 1])
             self._state_position += 1
-        return state.freeze()
+        return state
+
+    def read(self, position: int) -> StepSnapshot:
+        """A copy of the state at a position; see `go_to`."""
+        return self.go_to(position).freeze()
 
     def close(self) -> None:
         """Close the file."""

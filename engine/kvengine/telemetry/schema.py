@@ -36,6 +36,9 @@ class BlockFlag(IntFlag):
     """The placeholder that is never handed out."""
 
 
+UNKNOWN_PARENT = 2**32 - 1
+"""Stands in `block_parents` for a block that became findable before the stream began, or is not."""
+
 REF_COUNT_SHIFT = 4
 """A block code is `ref_count << REF_COUNT_SHIFT | flags`; 0 is a free block with nothing in it."""
 
@@ -43,6 +46,17 @@ REF_COUNT_SHIFT = 4
 def block_code(ref_count: int, flags: int) -> int:
     """Pack what is known of one block into an integer: `block_code(2, BlockFlag.CACHED) == 33`."""
     return ref_count << REF_COUNT_SHIFT | flags
+
+
+class GroupFacts(msgspec.Struct, frozen=True, array_like=True):
+    """Layers that share a block table: what they remember of a request."""
+
+    kind: str
+    """`full`, `mla`, `sliding_window`, `chunked_local`, `state` or `cross`."""
+    block_size: int
+    """Tokens that one block id stands for."""
+    window: int = 0
+    """Tokens that are attended to, or of a chunk; 0 where there is no such limit."""
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", kw_only=True):
@@ -68,6 +82,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", kw_only=T
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    accepts: list[str] = []
+    """Tags of the commands that viewers may send; see `commands`."""
+    groups: list[GroupFacts] = []
+    """KV cache groups, each with a block table for every request; empty for one of full attention."""
 
 
 class Totals(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +143,20 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     """Those of them that came free from a prefix hit at the last admission."""
     num_preemptions: int
     block_table: list[int]
+    """Of the first group, logical to physical; 0, the null block, where there is no block (any more)."""
+    arrived_s: float | None = None
+    """Stream time when it was queued; None where that was before the stream began. So are the next two."""
+    admitted_s: float | None = None
+    """Stream time of its first admission; None also before that."""
+    first_token_s: float | None = None
+    """Stream time of its first output token; None also before that."""
+    more_tables: list[list[int]] = []
+    """Those of the further groups."""
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """The block tables of all groups."""
+        return [self.block_table, *self.more_tables]
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True):
@@ -135,6 +167,19 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True):
     resumed: bool
     block_table: list[int]
     """The blocks found in the prefix cache and those allocated in this step."""
+    more_tables: list[list[int]] = []
+    """Those of the further groups."""
+
+
+class TableChange(msgspec.Struct, frozen=True, array_like=True):
+    """What happened to a request's table of one group, besides blocks appended to that of the first group."""
+
+    handle: int
+    group: int
+    new_blocks: list[int]
+    """Blocks appended; none for the first group, since they stand in `Progress`."""
+    replaced: list[int]
+    """Position and new block in turn: 0 where a block was given back, since nothing attends to it any more."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -181,11 +226,19 @@ class Snapshot(SnapshotHead, frozen=True, array_like=True, tag="full", kw_only=T
     """The whole state after a step, enough to start from."""
 
     block_codes: bytes
-    """One little-endian uint32 a block, by block id, zlib-compressed."""
+    """One little-endian uint32 a block, by block id, zlib-compressed; so are the next four, which may be empty."""
+    block_touched: bytes = b""
+    """Last step in which something happened to the block: a delta named it; 0 for never since the stream began."""
+    block_cached_at: bytes = b""
+    """Step in which its content became findable; 0 for before the stream began, or never."""
+    block_parents: bytes = b""
+    """The block before it in the prefix that made it findable; see `cached` of a delta."""
+    block_hits: bytes = b""
+    """How many admissions have found it in the prefix cache since its content became findable, or the stream began."""
 
 
-class DeltaHead(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
-    """The first fields of a `Delta`: what happened, without what it changed in detail."""
+class _DeltaStart(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
+    """The first fields of a `Delta`: what happened to requests."""
 
     seq: int
     """One more than that of the frame before."""
@@ -202,12 +255,35 @@ class DeltaHead(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_onl
     finished: list[Finished]
 
 
-class Delta(DeltaHead, frozen=True, array_like=True, tag="step", kw_only=True):
+class DeltaHead(_DeltaStart, frozen=True, array_like=True, tag="step", kw_only=True):
+    """A `Delta` without what it changed in detail: enough to index a recording."""
+
+    progress: msgspec.Raw
+    blocks: msgspec.Raw
+    cached: msgspec.Raw = msgspec.Raw()
+    first_tokens_s: list[float] = []
+    token_gaps_s: list[float] = []
+    note: str = ""
+
+
+class Delta(_DeltaStart, frozen=True, array_like=True, tag="step", kw_only=True):
     """What one step changed."""
 
     progress: list[Progress]
     blocks: list[int]
     """Block id and new code, in turn."""
+    cached: list[int] = []
+    """Blocks whose content became findable in this step, each followed by the block before it in the request that
+    filled it: 0 at the beginning of a prefix."""
+    first_tokens_s: list[float] = []
+    """For each request that got its first output token in this step, the seconds since it was queued; those that were
+    queued before the stream began are left out."""
+    token_gaps_s: list[float] = []
+    """Seconds between an output token of this step and the one before it, and how many had that gap, in turn."""
+    note: str = ""
+    """What this step shows, in words for people; only guided demonstrations say any."""
+    tables: list[TableChange] = []
+    """What else happened to block tables; there is none with a single group that forgets nothing."""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end", kw_only=True):

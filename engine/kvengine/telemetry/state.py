@@ -1,13 +1,15 @@
 """What a stream says, folded: the pool and every request after the last step seen."""
 
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvengine.errors import TelemetryError
+from kvengine.telemetry.block_book import BlockBook, BlockChanges, BlockCodes, BlockColumns
 from kvengine.telemetry.schema import (
     REF_COUNT_SHIFT,
     Admitted,
@@ -20,10 +22,10 @@ from kvengine.telemetry.schema import (
     RequestState,
     Snapshot,
     Status,
+    TableChange,
     Totals,
 )
 
-BlockCodes = NDArray[np.uint32]
 BlockStates = NDArray[np.uint8]
 
 
@@ -42,18 +44,23 @@ class BlockState(IntEnum):
     """Several requests hold it."""
 
 
+_FIRST_SHARED_CODE = 2 << REF_COUNT_SHIFT
+_STATE_OF_CODE = np.full(_FIRST_SHARED_CODE + 1, BlockState.SHARED, dtype=np.uint8)
+"""By code, up to the first with two owners, which stands for all beyond."""
+_STATE_OF_CODE[: 1 << REF_COUNT_SHIFT] = BlockState.CACHED_FREE
+_STATE_OF_CODE[1 << REF_COUNT_SHIFT : _FIRST_SHARED_CODE] = BlockState.USED
+_STATE_OF_CODE[0] = BlockState.FREE
+_STATE_OF_CODE[BlockFlag.NULL] = BlockState.NULL
+
+
 def block_states(codes: BlockCodes) -> BlockStates:
     """The `BlockState` of each block code."""
-    states: BlockStates = np.minimum(codes >> REF_COUNT_SHIFT, 2).astype(np.uint8)
-    states += np.uint8(BlockState.CACHED_FREE)
-    states[codes == 0] = BlockState.FREE
-    states[codes & BlockFlag.NULL != 0] = BlockState.NULL
-    return states
+    return _STATE_OF_CODE[np.minimum(codes, _FIRST_SHARED_CODE)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSnapshot:
-    """The state after one step, the same whether it comes from a running engine or a recording."""
+class StepFigures:
+    """The state after one step, but for the blocks."""
 
     facts: Hello
     seq: int
@@ -62,10 +69,23 @@ class StepSnapshot:
     """Seconds since `facts.started_unix_s`."""
     totals: Totals
     counters: Counters
-    block_codes: BlockCodes
-    """By block id; not to be written to."""
-    requests: tuple[RequestState, ...]
+    requests: Sequence[RequestState]
     """Unfinished ones, in order of arrival."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSnapshot(StepFigures):
+    """The state after one step, the same whether it comes from a running engine or a recording."""
+
+    blocks: BlockColumns
+    """By block id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepUpdate(StepFigures):
+    """The state after one step, of the blocks only what has changed since the update before."""
+
+    blocks: BlockChanges
 
 
 class StreamState:
@@ -80,7 +100,7 @@ class StreamState:
         self.lost = ""
         """What is missing, in words; empty while every frame has followed the one before."""
         self._last: Snapshot | Delta | None = None
-        self._codes: BlockCodes = np.zeros(facts.num_blocks, dtype=np.uint32)
+        self._blocks = BlockBook(facts)
         self._requests: dict[int, _Request] = {}
 
     @property
@@ -112,20 +132,24 @@ class StreamState:
 
     def freeze(self) -> StepSnapshot:
         """A copy of the state that later frames do not change."""
+        return StepSnapshot(**self._figures(), blocks=self._blocks.columns.copy())
+
+    def take_update(self) -> StepUpdate:
+        """The state, and what has changed since the last call; it costs what changed, not what there is."""
+        return StepUpdate(**self._figures(), blocks=self._blocks.take_changes())
+
+    def _figures(self) -> dict[str, Any]:
         last = self._last
-        assert last is not None, "nothing to freeze before the first snapshot"
-        codes = self._codes.copy()
-        codes.flags.writeable = False
-        return StepSnapshot(
-            facts=self.facts,
-            seq=last.seq,
-            step=last.step,
-            time_s=last.time_s,
-            totals=last.totals,
-            counters=last.counters,
-            block_codes=codes,
-            requests=tuple(request.freeze() for request in self._requests.values()),
-        )
+        assert last is not None, "nothing to show before the first snapshot"
+        return {
+            "facts": self.facts,
+            "seq": last.seq,
+            "step": last.step,
+            "time_s": last.time_s,
+            "totals": last.totals,
+            "counters": last.counters,
+            "requests": tuple([request.freeze() for request in self._requests.values()]),
+        }
 
     def _describe_gap(self, delta: Delta) -> str:
         if self._last is None:
@@ -136,32 +160,46 @@ class StreamState:
         return f"delta {first} is missing" if first == last else f"deltas {first} to {last} are missing"
 
     def _start_from(self, snapshot: Snapshot) -> None:
-        self._codes = _unpack_codes(snapshot.block_codes, self.facts.num_blocks)
+        self._blocks.load(snapshot)
         self._requests = {state.handle: _Request(state) for state in snapshot.requests}
         self.lost = ""
 
     def _advance(self, delta: Delta) -> None:
-        requests = self._requests
+        requests, time_s = self._requests, delta.time_s
         try:
             for state in delta.arrived:
                 requests[state.handle] = _Request(state)
             for preempted in delta.preempted:
                 requests[preempted.handle].preempt()
             for admitted in delta.admitted:
-                requests[admitted.handle].admit(admitted)
+                requests[admitted.handle].admit(admitted, time_s)
             for finished in delta.finished:
                 del requests[finished.handle]
             for progress in delta.progress:
-                requests[progress.handle].advance(progress)
-            self._codes[delta.blocks[::2]] = delta.blocks[1::2]
-        except (KeyError, IndexError, ValueError) as error:
+                requests[progress.handle].advance(progress, time_s)
+            for change in delta.tables:
+                requests[change.handle].change_table(change)
+            self._blocks.advance(delta)
+        except (KeyError, IndexError, ValueError, OverflowError) as error:
             raise TelemetryError(f"delta {delta.seq} speaks of a request or block that does not exist") from error
 
 
 class _Request:
     """One unfinished request while it changes."""
 
-    __slots__ = ("block_table", "first", "num_cached", "num_computed", "num_output", "num_preemptions", "status")
+    __slots__ = (
+        "_frozen",
+        "admitted_s",
+        "block_table",
+        "first",
+        "first_token_s",
+        "more_tables",
+        "num_cached",
+        "num_computed",
+        "num_output",
+        "num_preemptions",
+        "status",
+    )
 
     def __init__(self, state: RequestState) -> None:
         self.first = state
@@ -171,50 +209,64 @@ class _Request:
         self.num_cached = state.num_cached_tokens
         self.num_preemptions = state.num_preemptions
         self.block_table = state.block_table
+        self.more_tables = state.more_tables
+        self.admitted_s = state.admitted_s
+        self.first_token_s = state.first_token_s
+        self._frozen: RequestState | None = state
 
-    def admit(self, admitted: Admitted) -> None:
+    def admit(self, admitted: Admitted, time_s: float) -> None:
+        if not admitted.resumed:
+            self.admitted_s = time_s
         self.status = Status.RUNNING
         self.num_cached = admitted.num_cached_tokens
         self.block_table = admitted.block_table
+        self.more_tables = admitted.more_tables
+        self._frozen = None
 
     def preempt(self) -> None:
         self.status = Status.PREEMPTED
         self.num_preemptions += 1
         self.num_computed = 0
         self.block_table = []
+        self.more_tables = []
+        self._frozen = None
 
-    def advance(self, progress: Progress) -> None:
+    def advance(self, progress: Progress, time_s: float) -> None:
+        if progress.num_output_tokens and not self.num_output:
+            self.first_token_s = time_s
         self.num_computed = progress.num_computed_tokens
         self.num_output = progress.num_output_tokens
         if progress.new_blocks:
             # A new list, so that the tables handed out by `freeze` stay as they were.
             self.block_table = self.block_table + progress.new_blocks
+        self._frozen = None
+
+    def change_table(self, change: TableChange) -> None:
+        tables = [self.block_table, *self.more_tables]
+        table = tables[change.group] + change.new_blocks
+        for position, block in zip(change.replaced[::2], change.replaced[1::2], strict=True):
+            table[position] = block
+        tables[change.group] = table
+        self.block_table, *self.more_tables = tables
+        self._frozen = None
 
     def freeze(self) -> RequestState:
-        return RequestState(
-            handle=self.first.handle,
-            request_id=self.first.request_id,
-            status=self.status,
-            num_prompt_tokens=self.first.num_prompt_tokens,
-            max_tokens=self.first.max_tokens,
-            num_output_tokens=self.num_output,
-            num_computed_tokens=self.num_computed,
-            num_cached_tokens=self.num_cached,
-            num_preemptions=self.num_preemptions,
-            block_table=self.block_table,
-        )
-
-
-def pack_codes(codes: bytes) -> bytes:
-    """Compress the codes of all blocks, one little-endian uint32 each, for a snapshot."""
-    return zlib.compress(codes, level=1)
-
-
-def _unpack_codes(packed: bytes, num_blocks: int) -> BlockCodes:
-    try:
-        codes = np.frombuffer(zlib.decompress(packed), dtype="<u4").astype(np.uint32)
-    except (zlib.error, ValueError) as error:
-        raise TelemetryError(f"a snapshot's block states cannot be unpacked ({error})") from error
-    if len(codes) != num_blocks:
-        raise TelemetryError(f"a snapshot of {len(codes)} blocks in a stream about {num_blocks}")
-    return codes
+        """The state now; the same object while nothing changes, since most requests of a long queue only wait."""
+        if self._frozen is None:
+            self._frozen = RequestState(
+                handle=self.first.handle,
+                request_id=self.first.request_id,
+                status=self.status,
+                num_prompt_tokens=self.first.num_prompt_tokens,
+                max_tokens=self.first.max_tokens,
+                num_output_tokens=self.num_output,
+                num_computed_tokens=self.num_computed,
+                num_cached_tokens=self.num_cached,
+                num_preemptions=self.num_preemptions,
+                block_table=self.block_table,
+                arrived_s=self.first.arrived_s,
+                admitted_s=self.admitted_s,
+                first_token_s=self.first_token_s,
+                more_tables=self.more_tables,
+            )
+        return self._frozen

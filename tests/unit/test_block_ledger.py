@@ -1,4 +1,4 @@
-from kvengine.step_frames import _BlockLedger
+from kvengine.block_ledger import BlockLedger, StepBlocks
 from kvengine.telemetry.schema import BlockFlag, Totals
 from tests.builders import a_pool
 
@@ -6,45 +6,45 @@ CACHED = BlockFlag.CACHED
 
 
 def test_only_blocks_that_look_different_are_told():
-    ledger = _BlockLedger(pool := a_pool(num_blocks=5))
-    assert ledger.take_changes() == ([], 0)
+    ledger = BlockLedger(pool := a_pool(num_blocks=5))
+    assert ledger.take_changes(1) == ([], [], 0)
     pool.try_allocate(2)
-    assert ledger.take_changes() == ([1, 16, 2, 16], 0)
+    assert ledger.take_changes(1) == ([1, 16, 2, 16], [], 0)
     # Taken and given back between two looks: nothing to tell.
     pool.free(pool.try_allocate(2))
-    assert ledger.take_changes() == ([], 0)
+    assert ledger.take_changes(1) == ([], [], 0)
 
 
 def test_blocks_are_counted_by_kind():
-    ledger = _BlockLedger(pool := a_pool(num_blocks=6))
+    ledger = BlockLedger(pool := a_pool(num_blocks=6))
     first, second, third = pool.try_allocate(3)
     pool.mark_cached([first, second])
     pool.share([first])
     pool.free([second])
-    ledger.take_changes()
+    ledger.take_changes(1)
     # Five usable: two untouched, the second cached and free, the third held once, the first held twice.
     assert ledger.totals(running=1, waiting=2) == Totals(2, 1, 1, 1, 1, 2)
     assert third == 3
 
 
 def test_a_block_that_is_filled_anew_in_the_same_step_was_evicted():
-    ledger = _BlockLedger(pool := a_pool(num_blocks=3))
+    ledger = BlockLedger(pool := a_pool(num_blocks=3))
     cached = pool.try_allocate(2)
     pool.mark_cached(cached)
     pool.free(cached)
-    ledger.take_changes()
+    ledger.take_changes(1)
     taken = pool.try_allocate(1)
     pool.mark_cached(taken)
     pool.free(taken)
-    assert ledger.take_changes(taken) == ([], 1)
+    assert ledger.take_changes(2, StepBlocks(taken=taken)) == ([], [], 1)
 
 
 def test_a_block_that_was_evicted_for_a_request_preempted_in_the_same_step_is_counted_too():
-    ledger = _BlockLedger(pool := a_pool(num_blocks=3))
+    ledger = BlockLedger(pool := a_pool(num_blocks=3))
     cached = pool.try_allocate(2)
     pool.mark_cached(cached)
     pool.free(cached)
-    ledger.take_changes()
+    ledger.take_changes(1)
     # The preempted request is no longer in the step's list, so nobody says that these were taken.
     pool.free(pool.try_allocate(2))
-    assert ledger.take_changes(taken=()) == ([2, 0, 1, 0], 2)
+    assert ledger.take_changes(2, StepBlocks(taken=())) == ([2, 0, 1, 0], [], 2)

@@ -1,0 +1,5 @@
+"""`python -m kvtop`: the same as the command."""
+
+from kvtop.cli import run
+
+run()

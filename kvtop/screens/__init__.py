@@ -1,0 +1,1 @@
+"""Whole screens: one watch, and what lies over it for a moment."""

@@ -1,0 +1,403 @@
+"""One watch: panes around one `ViewModel`, fed by one source."""
+
+import time
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from kvtop import formats
+from kvtop.pacing import Pacer
+from kvtop.screens.prompt import Prompt
+from kvtop.sources.base import Source, StatusChanged
+from kvtop.sources.recording import ChangeSpeed, Command, RecordingSource, Seek, SeekStep, SeekTime, StepBy, TogglePlay
+from kvtop.view_model import ViewModel
+from kvtop.widgets.block_detail import BlockDetail
+from kvtop.widgets.block_table import BlockTable
+from kvtop.widgets.event_log import EventLog
+from kvtop.widgets.line_pane import LinePane
+from kvtop.widgets.playback_bar import PlaybackBar
+from kvtop.widgets.pool_map import PoolMap
+from kvtop.widgets.prefix_list import PrefixList
+from kvtop.widgets.request_list import RequestList
+from kvtop.widgets.state_line import StateLine
+from kvtop.widgets.trend_chart import TrendChart
+from kvtop.widgets.waste_table import WasteTable
+
+TICK_S = 0.25
+"""How often the age is drawn anew, and what was held back."""
+TEXT_EVERY_S = 0.45
+"""Figures and lists change no faster than this while pictures pour in: nobody reads faster, and it halves the work."""
+MAP_SHARE = 0.3
+"""Of the time, at most, to draw the map: millions of blocks whose colours change with each step come less often."""
+MIN_LINES_OF_PANE = 3
+"""A pane that is folded to fewer lines is enlarged when it is asked for."""
+FRAME_CHOICES_S = (0.1, 0.2, 0.25, 0.5, 1.0, 2.0)
+PANES_TOOLTIP = "Map, requests, prefixes, trend, events, block, waste; again: enlarge"
+PANES = (
+    ("1", "map", "Map"),
+    ("2", "requests", "Requests"),
+    ("3", "prefixes", "Prefixes"),
+    ("4", "trend", "Trend"),
+    ("5", "events", "Events"),
+    ("6", "block", "Block"),
+    ("7", "waste", "Waste"),
+)
+RECORDING_ONLY = {"step", "speed", "seek", "go_to"}
+
+
+class WatchScreen(Screen[None]):
+    """The panes of one source.
+
+    Args:
+        source: What to watch.
+
+    Attributes:
+        model: What the panes draw from.
+    """
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (20, "-short"), (32, "-tall"), (50, "-high")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "pause", "Pause", id="watch.pause", tooltip="Stand still, or go on"),
+        Binding("comma", "step(-1)", "Back", id="watch.back", tooltip="A step back, forward", key_display=","),
+        Binding("full_stop", "step(1)", "Step", id="watch.forward", tooltip="A step back, forward", key_display="."),
+        Binding(
+            "n", "jump(True)", "Next event", id="watch.next", tooltip="Next, previous preemption or eviction burst"
+        ),
+        Binding(
+            "N",
+            "jump(False)",
+            "Previous event",
+            show=False,
+            id="watch.previous",
+            tooltip="Next, previous preemption or eviction burst",
+        ),
+        Binding(
+            "left_square_bracket", "speed(False)", "Slower", show=False, id="watch.slower", tooltip="Slower, faster"
+        ),
+        Binding(
+            "right_square_bracket", "speed(True)", "Faster", show=False, id="watch.faster", tooltip="Slower, faster"
+        ),
+        Binding("home", "seek(0)", "Start", show=False, id="watch.start", tooltip="Start, end of the recording"),
+        Binding("end", "seek(1)", "End", show=False, id="watch.end", tooltip="Start, end of the recording"),
+        Binding("t", "go_to", "Go to", show=False, id="watch.go_to", tooltip="Go to a time or a step"),
+        Binding("f", "find", "Find", id="watch.find", tooltip="Find a block or a request"),
+        Binding("minus", "rate(False)", "Rarer", show=False, id="watch.rarer", tooltip="Fewer, more pictures a second"),
+        Binding(
+            "plus", "rate(True)", "More often", show=False, id="watch.oftener", tooltip="Fewer, more pictures a second"
+        ),
+        *[
+            Binding(key, f"pane('{pane_id}')", title, show=False, id=f"watch.{pane_id}", tooltip=PANES_TOOLTIP)
+            for key, pane_id, title in PANES
+        ],
+        Binding(
+            "escape",
+            "leave",
+            "Leave",
+            show=False,
+            id="watch.leave",
+            tooltip="Out of an enlarged pane, a filter, a selection",
+        ),
+    ]
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+        self._is_stale = False
+        self._is_text_due = False
+        self._is_map_due = False
+        self._text_drawn_s = 0.0
+        self._drawn_s = 0.0
+        self._map_pace = Pacer(MAP_SHARE)
+        self.model = model = ViewModel(source_name=source.name, is_recording=source.is_recording)
+        self.state_line = StateLine(model)
+        self.map = PoolMap(model)
+        self.block = BlockDetail(model)
+        self.waste = WasteTable(model)
+        self.requests = RequestList(model)
+        self.table = BlockTable(model)
+        self.prefixes = PrefixList(model)
+        self.trend = TrendChart(model)
+        self.events = EventLog(model)
+        self.playback = PlaybackBar(model)
+
+    def compose(self) -> ComposeResult:
+        """The panes; kvtop.tcss says where they lie."""
+        yield self.state_line
+        with Horizontal(id="body"):
+            with Vertical(id="left"):
+                yield self.map
+                with Horizontal(id="details"):
+                    yield self.block
+                    yield self.waste
+            with Vertical(id="side"):
+                yield self.requests
+                yield self.table
+                yield self.prefixes
+        with Horizontal(id="bottom"):
+            yield self.trend
+            yield self.events
+        yield self.playback
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Start watching."""
+        self.set_class(self.source.is_recording, "-recording")
+        self.set_interval(TICK_S, self._tick)
+        self.requests.focus()
+        self.run_worker(lambda: self.source.run(self.post_message), thread=True, name=self.source.name)
+
+    def on_unmount(self) -> None:
+        """Let the worker end."""
+        self.source.stop()
+
+    @property
+    def panes(self) -> tuple[LinePane, ...]:
+        """All that a new picture changes, but for the two lines of figures."""
+        return (
+            self.map,
+            self.block,
+            self.waste,
+            self.requests,
+            self.table,
+            self.prefixes,
+            self.trend,
+            self.events,
+        )
+
+    # What the source says.
+
+    def on_news_arrived(self) -> None:
+        """Take what there is; show a newer state unless the view stands still."""
+        news, model = self.source.news, self.model
+        model.take_history(*news.take_history())
+        playhead = news.take_playhead()
+        if playhead is not None:
+            model.playhead = playhead
+            self.playback.update_view()
+        if model.is_paused:
+            return
+        is_new = False
+        while (update := news.take_update()) is not None:
+            model.take_update(update, now_s=time.monotonic())
+            is_new = True
+        if is_new:
+            self._show_picture()
+
+    def on_status_changed(self, message: StatusChanged) -> None:
+        """Show what the source is doing."""
+        self.model.status = message.status
+        self.model.facts = message.facts or self.model.facts
+        self._show_age()
+
+    # What the panes ask for.
+
+    def on_pool_map_cursor_moved(self, message: PoolMap.CursorMoved) -> None:
+        """Look at another block."""
+        self._look_at(message.block_id)
+
+    def on_pool_map_hovered(self, message: PoolMap.Hovered) -> None:
+        """Tell of the block under the mouse."""
+        if message.block_id != self.model.hovered:
+            self.model.hovered = message.block_id
+            self.block.update_view()
+
+    def on_pool_map_owner_wanted(self, message: PoolMap.OwnerWanted) -> None:
+        """Select an owner of a block; the next one each time."""
+        picture = self.model.picture
+        owners = [request.request_id for request, _, _ in picture.block(message.block_id).owners] if picture else []
+        if not owners:
+            return
+        selected = self.model.selected_id
+        following = owners.index(selected) + 1 if selected in owners else 0
+        self._select(owners[following % len(owners)])
+
+    def on_prefix_list_picked(self, message: PrefixList.Picked) -> None:
+        """Look at the first block of a prefix."""
+        self._look_at(message.block_id)
+
+    def on_request_list_selected(self, message: RequestList.Selected) -> None:
+        """Light a request's blocks."""
+        self._select(message.request_id)
+
+    def on_request_list_sort_changed(self, message: RequestList.SortChanged) -> None:
+        """Put the requests in another order."""
+        self.model.sort_key = message.sort_key
+        self.requests.update_view()
+
+    def on_request_list_filter_wanted(self) -> None:
+        """Ask which requests to list; the list follows what is typed."""
+        prompt = Prompt("filter requests by id or status", self.model.filter_text, on_change=self._filter)
+        self.app.push_screen(prompt, self._filter)
+
+    def on_playback_bar_position_wanted(self, message: PlaybackBar.PositionWanted) -> None:
+        """Go where the slider was clicked."""
+        self.action_seek(message.fraction)
+
+    def _look_at(self, block_id: int | None) -> None:
+        self.model.cursor = block_id
+        self.map.show_cursor()
+        self.block.update_view()
+
+    def _filter(self, text: str | None) -> None:
+        self.model.filter_text = (text or "").strip()
+        self.requests.update_view()
+
+    def _select(self, request_id: str | None) -> None:
+        self.model.selected_id = request_id
+        self.requests.reveal_selected()
+        for pane in (self.map, self.table, self.requests):
+            pane.update_view()
+
+    # Keys.
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Moving through time is for recordings."""
+        return self.model.is_recording if action in RECORDING_ONLY else True
+
+    def action_pause(self) -> None:
+        """Play or stop a recording; let a live view stand still or catch up."""
+        if self.model.is_recording:
+            self._command(TogglePlay())
+            return
+        self.model.is_paused = not self.model.is_paused
+        if not self.model.is_paused:
+            self.on_news_arrived()
+        self._update_panes()
+
+    def action_step(self, count: int) -> None:
+        """Stop, and move by so many steps."""
+        self._command(StepBy(count))
+
+    def action_speed(self, faster: bool) -> None:
+        """Play faster or slower."""
+        self._command(ChangeSpeed(faster))
+
+    def action_seek(self, fraction: float) -> None:
+        """Go to a part of the recording, from 0 to 1."""
+        if self.model.playhead is not None:
+            self._command(Seek(round(fraction * (self.model.playhead.num_positions - 1))))
+
+    def action_jump(self, forward: bool) -> None:
+        """Go to the nearest step with a preemption or an eviction burst; in a live view, to its line in the log."""
+        event = self.model.next_incident(forward=forward)
+        if event is None:
+            self.notify(f"no preemption or eviction burst {'after' if forward else 'before'} this step", timeout=2)
+        elif self.model.is_recording:
+            self._command(SeekStep(event.step))
+        else:
+            self.model.incident = event
+            self.events.reveal_incident()
+
+    def action_go_to(self) -> None:
+        """Ask for a time or a step, and go there."""
+        self.app.push_screen(Prompt("go to a time (12.5s, 1m30s) or a step (#120)"), self._go_to)
+
+    def action_find(self) -> None:
+        """Ask for a block or a request, and look at it."""
+        self.app.push_screen(Prompt("find a block (its id) or a request (part of its id)"), self._find)
+
+    def action_rate(self, oftener: bool) -> None:
+        """Draw more or fewer pictures a second."""
+        index = FRAME_CHOICES_S.index(self.source.frame_s) if self.source.frame_s in FRAME_CHOICES_S else 0
+        index = min(max(index + (-1 if oftener else 1), 0), len(FRAME_CHOICES_S) - 1)
+        self.source.frame_s = FRAME_CHOICES_S[index]
+        self.notify(f"at most {1 / FRAME_CHOICES_S[index]:g} pictures a second", timeout=2)
+
+    def action_pane(self, pane_id: str) -> None:
+        """Focus a pane; enlarge it if it has the focus already, or is folded."""
+        pane = self.query_one(f"#{pane_id}", LinePane)
+        if pane_id in ("requests", "prefixes"):  # they take turns where there is no room for both
+            self.set_class(pane_id == "prefixes", "-tab-prefixes")
+        if self.maximized is not None:
+            self.minimize()
+        elif pane.has_focus or pane.size.height < MIN_LINES_OF_PANE:
+            self.maximize(pane)
+        pane.focus()
+        self.call_after_refresh(pane.update_view)
+
+    def action_leave(self) -> None:
+        """Out of an enlarged pane; else list all requests; else unselect; else take the block cursor away."""
+        if self.maximized is not None:
+            self.minimize()
+        elif self.model.filter_text:
+            self._filter("")
+        elif self.model.selected_id is not None:
+            self._select(None)
+        else:
+            self._look_at(None)
+
+    def _go_to(self, text: str | None) -> None:
+        if not text:
+            return
+        place = formats.parse_place(text)
+        if place is None:
+            self.notify(f"{text!r} is no time such as 12.5s and no step such as #120", severity="warning")
+            return
+        kind, value = place
+        self._command(SeekStep(int(value)) if kind == "step" else SeekTime(value))
+
+    def _find(self, text: str | None) -> None:
+        picture, wanted = self.model.picture, (text or "").strip()
+        if picture is None or not wanted:
+            return
+        if wanted.isdecimal() and int(wanted) < len(picture.pool):
+            self._look_at(int(wanted))
+            return
+        found = [request for request in picture.requests if wanted.lower() in request.request_id.lower()]
+        if found:
+            self._select(found[0].request_id)
+        else:
+            self.notify(f"no block and no unfinished request {wanted!r}", severity="warning")
+
+    def _command(self, command: Command) -> None:
+        if isinstance(self.source, RecordingSource):
+            self.source.do(command)
+
+    # Drawing.
+
+    def _show_picture(self) -> None:
+        """Draw the map and the figures; the lists less often."""
+        self._drawn_s = time.monotonic()
+        if self._map_pace.is_due:
+            with self._map_pace.work():
+                self.map.update_view()
+            self._is_map_due = False
+        else:
+            self._is_map_due = True
+        self._is_text_due = True
+        if self._drawn_s - self._text_drawn_s >= TEXT_EVERY_S:
+            self._update_lists()
+        self._show_age()
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._drawn_s < max(TICK_S, 1.5 * self.source.frame_s):
+            return  # pictures pour in, and bring all that is due
+        if self._is_text_due or self._is_map_due:
+            self._update_panes()
+        self._show_age()
+
+    def _update_panes(self) -> None:
+        """Draw all that is due."""
+        self._is_map_due = False
+        self.map.update_view()
+        self._update_lists()
+        self._show_age()
+
+    def _update_lists(self) -> None:
+        self._is_text_due = False
+        self._text_drawn_s = time.monotonic()
+        for pane in self.panes:
+            if pane.display and pane is not self.map:
+                pane.update_view()
+
+    def _show_age(self) -> None:
+        self.state_line.refresh()
+        is_stale = self.model.is_stale(time.monotonic())
+        if is_stale != self._is_stale:
+            self._is_stale = is_stale
+            self.set_class(is_stale, "-stale")

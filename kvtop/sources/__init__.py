@@ -1,0 +1,1 @@
+"""Where pictures come from: running engines, recordings, servers; each is read on a thread of its own."""

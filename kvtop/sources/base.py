@@ -1,0 +1,134 @@
+"""What all sources have in common: a thread that reads, and a hand-over to the view's thread.
+
+A source posts that it has news and what it is doing. The view takes the news when it gets to them: history whole, and
+of the pictures only the newest, as what changed since the one taken before. So a view that is slow, or stands still,
+costs the source nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Protocol
+
+from textual.message import Message
+
+from kvengine.telemetry.history import Event, Sample
+from kvengine.telemetry.schema import Hello
+from kvengine.telemetry.state import StepUpdate, StreamState
+from kvtop.playback import Playhead
+from kvtop.view_model import SourceStatus
+
+FRAME_S = 0.1
+"""Time between two pictures unless another was chosen: ten a second are as many as an eye needs."""
+
+Post = Callable[[Message], object]
+
+
+@dataclass
+class NewsArrived(Message):
+    """There is something to take; it stands for all news before it."""
+
+    def can_replace(self, message: Message) -> bool:
+        """Any older one."""
+        return isinstance(message, NewsArrived)
+
+
+@dataclass
+class StatusChanged(Message):
+    """The source is doing something else now."""
+
+    status: SourceStatus
+    facts: Hello | None
+
+
+class Source(Protocol):
+    """Something that can be watched.
+
+    Attributes:
+        frame_s: Least time between two pictures.
+    """
+
+    frame_s: float
+
+    @property
+    def name(self) -> str:
+        """What to call it on the screen."""
+        ...
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether one can move through it."""
+        ...
+
+    @property
+    def news(self) -> "Handover":
+        """What there is to take."""
+        ...
+
+    def run(self, post: Post) -> None:
+        """Read and post until `stop`; called on a thread of its own."""
+        ...
+
+    def stop(self) -> None:
+        """Make `run` return soon; called on any thread."""
+        ...
+
+
+class Handover:
+    """What a source's thread has ready for the view's thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._samples: list[Sample] = []
+        self._events: list[Event] = []
+        self._update: StepUpdate | None = None
+        self._last: StreamState | None = None
+        self._playhead: Playhead | None = None
+
+    # The source's side.
+
+    def add_history(self, samples: Sequence[Sample], events: Sequence[Event]) -> None:
+        """Put in what happened next."""
+        with self._lock:
+            self._samples += samples
+            self._events += events
+
+    @property
+    def wants_update(self) -> bool:
+        """Whether the last picture has been taken, so that the next may be put in."""
+        return self._update is None
+
+    def put_update(self, update: StepUpdate) -> None:
+        """Put in the next picture, once the last has been taken."""
+        assert self._update is None, "changes of a picture that was not taken would be lost"
+        self._update = update
+
+    def put_last(self, state: StreamState) -> None:
+        """Leave the last state to the view: the source will not change it any more."""
+        self._last = state
+
+    def put_playhead(self, playhead: Playhead) -> None:
+        """Put in where a recording stands."""
+        self._playhead = playhead
+
+    # The view's side.
+
+    def take_history(self) -> tuple[list[Sample], list[Event]]:
+        """What happened since the last call."""
+        with self._lock:
+            taken = self._samples, self._events
+            self._samples, self._events = [], []
+        return taken
+
+    def take_update(self) -> StepUpdate | None:
+        """The next picture, if there is one; there may be one more behind it."""
+        update, self._update = self._update, None
+        if update is None and self._last is not None:
+            last, self._last = self._last, None
+            return last.take_update()
+        return update
+
+    def take_playhead(self) -> Playhead | None:
+        """Where a recording stands, if that is news."""
+        playhead, self._playhead = self._playhead, None
+        return playhead
