@@ -13,12 +13,12 @@ from kvplan.timeline import Timeline
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What one run does; None where it cannot be known."""
 
-    num_blocks: int
-    """Blocks in the pool, the null block included."""
-    usable_blocks: int
+    num_blocks: int | None
+    """Blocks in the pool, the null block included; None for a server that does not say."""
+    usable_blocks: int | None
     block_size: int | None = None
     """Tokens per block."""
-    kv_cache_bytes: int
+    kv_cache_bytes: int | None
     """Bytes of all blocks in all layers; measured: as really allocated."""
     peak_blocks_in_use: int | None = None
     peak_running: int | None = None

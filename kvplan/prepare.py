@@ -20,6 +20,8 @@ from kvplan.run_model import RunModel, find_model
 from kvplan.run_profile import Point, RunProfile
 from kvplan.workload import Workload, file_digest
 
+_UNKNOWN_POOL = 2
+"""Blocks that stand for the pool of a server until it says how many it has."""
 MAX_BLOCKS = 2**24
 """1 TiB in blocks of 64 KiB: a mistyped size must not fill the memory of this machine with records of blocks."""
 
@@ -40,8 +42,13 @@ class PreparedPoint:
 
     @property
     def is_live(self) -> bool:
-        """Whether a model runs, and not the scheduler alone."""
+        """Whether our engine runs with a model."""
         return self.point.profile.target == "engine"
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server is measured."""
+        return self.point.profile.target == "openai"
 
     @property
     def workload(self) -> Workload:
@@ -160,7 +167,7 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
         EngineKind.VLLM,
         available_bytes=profile.available_kv or 0,
         max_model_len=max_model_len,
-        override=profile.num_blocks,
+        override=profile.num_blocks or (_UNKNOWN_POOL if profile.available_kv is None else None),
     )
     if capacity.num_blocks > MAX_BLOCKS:
         message = f"{capacity.num_blocks:,} blocks of {block_size} tokens are more than the {MAX_BLOCKS:,} allowed"

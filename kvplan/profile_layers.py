@@ -178,7 +178,7 @@ def _laid_over(base: object, layer: Layer) -> object:
     return top
 
 
-_MERGED_KEYS = ("run", "grid", "workload", "synthetic", "trace", "cancel", "slo")
+_MERGED_KEYS = ("run", "grid", "workload", "synthetic", "trace", "cancel", "slo", "server")
 """Mappings whose keys are laid over one by one. Others say one thing together, such as how lengths are drawn."""
 
 

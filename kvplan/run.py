@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kvplan.prepare import PreparedPoint
 from kvplan.requests.spec import RequestSpec
 from kvplan.results import PointResult, make_folder
 from kvplan.run_model import LiveModels
+from kvplan.serving.run import ServedRun, run_served
 from kvplan.simulation import Simulation, simulate
 
 
@@ -43,6 +45,8 @@ def run_point(
     """
     if recording is not None:
         make_folder(recording)
+    if prepared.is_served:
+        return _run_on_server(prepared, requests, progress)
     is_live = prepared.is_live
     try:
         simulation = simulate(
@@ -63,6 +67,24 @@ def run_point(
     return _result(prepared, requests, planned=planned, live=live, out_of_time=live.out_of_time, recording=recording)
 
 
+def _run_on_server(prepared: PreparedPoint, requests: Sequence[RequestSpec], progress: Progress | None) -> PointResult:
+    """Measure the server, then simulate its own pool on the same requests."""
+    try:
+        served = run_served(prepared, requests, progress=progress)
+    except CapacityError as error:
+        return _result(prepared, requests, planned=_NOTHING_PLANNED, failure=error)
+    planned = _NOTHING_PLANNED
+    if served.config is not None:
+        try:
+            planned = _whole(prepared, simulate(replace(prepared, config=served.config), requests))
+        except CapacityError:
+            planned = budget_figures(served.config)
+    return _result(prepared, requests, planned=planned, live=served, out_of_time=served.out_of_time)
+
+
+_NOTHING_PLANNED = Figures(num_blocks=None, usable_blocks=None, kv_cache_bytes=None)
+
+
 def _whole(prepared: PreparedPoint, simulation: Simulation) -> Figures:
     """The plan of a live run; what a simulation that was cut short counted is no plan for the whole."""
     return budget_figures(prepared.config) if simulation.out_of_time else simulation.figures
@@ -74,12 +96,13 @@ def _result(
     *,
     planned: Figures,
     misfit: CapacityError | None = None,
-    live: LiveRun | None = None,
+    failure: CapacityError | None = None,
+    live: LiveRun | ServedRun | None = None,
     out_of_time: bool = False,
     recording: Path | None = None,
 ) -> PointResult:
     figures = live.measured if live else planned
-    error = misfit or (live.error if live else None)
+    error = misfit or failure or (live.error if live else None)
     if out_of_time and error is None:
         error = _time_is_up(prepared, figures, len(requests))
     return PointResult(

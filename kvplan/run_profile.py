@@ -16,8 +16,8 @@ from kvplan.workload import Workload
 
 Setting = str | int | float | bool | None
 
-Target = Literal["engine", "simulated"]
-"""Where a run happens: our engine with a real model, or its scheduler alone, without a model."""
+Target = Literal["engine", "simulated", "openai"]
+"""Where a run happens: our engine with a real model, its scheduler alone without a model, or a server over HTTP."""
 Device = Literal["auto", "cpu", "cuda"]
 Allocator = Literal["paged", "token_level", "contiguous"]
 """How KV memory is handed out: in blocks, in single tokens, or as room for the longest request at once."""
@@ -47,6 +47,28 @@ class ServiceLevel(FileSchema, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
             raise ValueError("expected at least one of ttft_s, tpot_s, e2e_s")
+
+
+class ServerTarget(FileSchema, frozen=True, kw_only=True):
+    """A server that speaks streaming completions, as vLLM and SGLang do: a running one, or one to be started."""
+
+    url: str = ""
+    """`http://HOST:PORT`; of a server to be started, 127.0.0.1 and a free port if not given."""
+    model: str = ""
+    """Name under which it serves the model; the first that it offers if not given."""
+    command: str = ""
+    """Started for each point and stopped behind it; `{block_size}` and other keys of the run are filled in, and
+    `{port}`."""
+    ready_s: LimitSeconds = 600.0
+    """How long a start may take."""
+    api_key_env: str = ""
+    """Environment variable with a bearer token."""
+
+    def __post_init__(self) -> None:
+        if not self.url and not self.command:
+            raise ValueError("expected a url or a command")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"expected an address such as http://127.0.0.1:8000, got {self.url!r}")
 
 
 class RunProfile(FileSchema, frozen=True, kw_only=True):
@@ -93,15 +115,19 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     step_s: StepSeconds = 0.05
     """How long a step is taken to last in a simulation whose requests come by time."""
 
+    server: ServerTarget | None = None
+    """Of target `openai`."""
     slo: ServiceLevel | None = None
     """What a request must keep to count as good."""
 
     def settings(self) -> dict[str, Setting]:
-        """Every key but the description, as plain values; those of the service level as `slo.ttft_s`."""
+        """Every key but the description, as plain values; inner ones as `slo.ttft_s`."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=int)
         del values["about"]
-        level = values.pop("slo")
-        return values | ({} if level is None else {f"slo.{key}": value for key, value in level.items()})
+        for group in ("slo", "server"):
+            inner = values.pop(group) or {}
+            values |= {f"{group}.{key}": value for key, value in inner.items()}
+        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +182,11 @@ def check_profile(profile: RunProfile, workload: Workload | None, *, where: str)
     if workload is None:
         message = "key 'workload' is missing: a name under profiles/workloads, or a YAML file"
         raise ConfigError(message, where=where)
+    if (profile.target == "openai") != (profile.server is not None):
+        raise ConfigError("target openai and key server go together", where=where)
+    has_pool = profile.available_kv is not None or profile.num_blocks is not None
+    if profile.target == "openai" and not has_pool:
+        return workload  # its pool is what the server says
     if (profile.available_kv is None) == (profile.num_blocks is None):
         given = "neither" if profile.available_kv is None else "both"
         message = f"expected either available_kv (such as 48MiB) or num_blocks, got {given}"

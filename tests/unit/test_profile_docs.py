@@ -5,7 +5,7 @@ import pytest
 
 from kvplan.lengths import Bin, Lengths, Lognormal
 from kvplan.load_profiles import SweepProfile
-from kvplan.run_profile import RunProfile
+from kvplan.run_profile import RunProfile, ServerTarget, ServiceLevel
 from kvplan.workload import Cancellations, PrefixLevel, PriorityShare, Synthetic, TraceSource, Turn, Workload
 from tests.support import ROOT
 
@@ -13,7 +13,18 @@ from tests.support import ROOT
 @pytest.mark.parametrize(
     "schema",
     [
-        *(RunProfile, SweepProfile, Workload, Synthetic, PrefixLevel, Turn, TraceSource, PriorityShare),
+        *(
+            RunProfile,
+            ServerTarget,
+            ServiceLevel,
+            SweepProfile,
+            Workload,
+            Synthetic,
+            PrefixLevel,
+            Turn,
+            TraceSource,
+            PriorityShare,
+        ),
         *(Cancellations, Lengths, Lognormal, Bin),
     ],
 )
