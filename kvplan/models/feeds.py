@@ -32,7 +32,7 @@ class Mlp:
         return Built(pieces=mlp_pieces(shape, width, matrices=self.matrices, bias=self.bias.read(shape.reader)))
 
     def _width(self, reader: ConfigReader, hidden: int) -> int:
-        key = next((key for key in self.width if reader.has(key)), None)
+        key = next((key for key in self.width if reader.has(key) or reader.has_default(key)), None)
         if key is None and self.width_per_hidden:
             return self.width_per_hidden * hidden
         width = reader.count(key or self.width[0]) // self.halves

@@ -48,7 +48,8 @@ def _latent_drafts(shape: ModelShape, family: Family) -> tuple[LayerParts, ...]:
     return drafts_like("num_nextn_predict_layers", WITH_INDEX if has_index else WITHOUT_INDEX)(shape, family)
 
 
-def _latent_family(**changes: object) -> Family:
+def latent_family(**changes: object) -> Family:
+    """Return a type with DeepSeek-V3's spellings and some differences."""
     base = Family(
         head_dim=(),
         kinds=index_layers,
@@ -78,8 +79,8 @@ _V3_DEFAULTS = defaults(
     qk_nope_head_dim=128,
     v_head_dim=128,
 )
-_V3 = _latent_family(defaults={**_V3_DEFAULTS, "max_position_embeddings": 4096})
-_V32 = _latent_family(defaults={**_V3_DEFAULTS, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64})
+_V3 = latent_family(defaults={**_V3_DEFAULTS, "max_position_embeddings": 4096})
+_V32 = latent_family(defaults={**_V3_DEFAULTS, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64})
 
 
 def _longcat_experts(shape: ModelShape, kind: LayerKind) -> Built:
@@ -208,7 +209,7 @@ _V4 = Family(
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "deepseek_v2": _latent_family(
+        "deepseek_v2": latent_family(
             defaults=defaults(
                 32,
                 32,
@@ -231,7 +232,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "deepseek_v3": _V3,
         "deepseek_v32": _V32,
         "deepseek_v4": _V4,
-        "glm4_moe_lite": _latent_family(
+        "glm4_moe_lite": latent_family(
             defaults=defaults(
                 47,
                 20,
@@ -250,7 +251,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 v_head_dim=256,
             )
         ),
-        "glm_moe_dsa": _latent_family(
+        "glm_moe_dsa": latent_family(
             defaults=defaults(
                 78,
                 64,
@@ -298,7 +299,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             feed_kinds=all_sparse,
             layer_norms=4,
         ),
-        "minicpm3": _latent_family(
+        "minicpm3": latent_family(
             defaults=defaults(
                 62,
                 40,
@@ -315,7 +316,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             feed_kinds=where_there_are("n_routed_experts"),
             tied=True,
         ),
-        "mistral4": _latent_family(
+        "mistral4": latent_family(
             defaults=defaults(
                 36,
                 32,

@@ -6,10 +6,12 @@ from types import MappingProxyType
 
 from kvplan.models.family import Family
 
-_MODULES = ("full_attention", "windowed", "latents", "hybrids", "encoders")
+_MODULES = ("full_attention", "windowed", "latents", "hybrids", "encoders", "recent")
 
 NESTED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
+        "apertus1p5": ("text_config", "apertus1p5_text"),
+        "aria": ("text_config", "aria_text"),
         "audioflamingo3": ("text_config", "qwen2"),
         "aya_vision": ("text_config", "cohere2"),
         "blip-2": ("text_config", "opt"),
@@ -17,6 +19,7 @@ NESTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "deepseek_vl": ("language_config", "llama"),
         "deepseek_vl_hybrid": ("text_config", "llama"),
         "deepseek_vl_v2": ("language_config", "deepseek_v2"),
+        "ernie4_5_vl_moe": ("text_config", "ernie4_5_vl_moe_text"),
         "exaone4_5": ("text_config", "exaone4"),
         "fast_vlm": ("text_config", "qwen2"),
         "fuyu": ("text_config", "persimmon"),
@@ -26,8 +29,11 @@ NESTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "glm46v": ("text_config", "glm4v_text"),
         "glm4v": ("text_config", "glm4v_text"),
         "glm4v_moe": ("text_config", "glm4v_moe_text"),
+        "glm_ocr": ("text_config", "glm_ocr_text"),
         "got_ocr2": ("text_config", "qwen2"),
+        "granite4_vision": ("text_config", "granite4_vision_text"),
         "granite_speech": ("text_config", "granite"),
+        "hunyuan_vl": ("text_config", "hunyuan_vl_text"),
         "idefics2": ("text_config", "mistral"),
         "idefics3": ("text_config", "llama"),
         "instructblip": ("text_config", "opt"),
@@ -38,6 +44,7 @@ NESTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "kimi_k3": ("text_config", "kimi_linear"),
         "kimi_vl": ("text_config", "deepseek_v3"),
         "lfm2_vl": ("text_config", "lfm2"),
+        "lighton_ocr": ("text_config", "qwen3"),
         "llama4": ("text_config", "llama4_text"),
         "llava": ("text_config", "llama"),
         "llava_next": ("text_config", "llama"),
@@ -50,6 +57,7 @@ NESTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "nemotron_h_omni": ("text_config", "nemotron_h"),
         "ovis": ("llm_config", "qwen2"),
         "ovis2": ("text_config", "qwen2"),
+        "paddleocr_vl": ("text_config", "paddleocr_vl_text"),
         "paligemma": ("text_config", "gemma"),
         "perception_lm": ("text_config", "llama"),
         "qwen2_5_omni": ("thinker_config", "qwen2_5_omni_thinker"),
@@ -67,6 +75,7 @@ NESTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "smolvlm": ("text_config", "llama"),
         "step3p7": ("text_config", "step3p5"),
         "ultravox": ("text_config", "llama"),
+        "video_llama_3": ("text_config", "qwen2"),
         "video_llava": ("text_config", "llama"),
         "vipllava": ("text_config", "llama"),
         "voxtral": ("text_config", "llama"),
