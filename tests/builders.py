@@ -51,11 +51,19 @@ def a_request(
     priority: int = 0,
     salt: str = "",
     stop: Sequence[int] = (),
+    num_encoder_tokens: int = 0,
 ) -> Request:
     """A request; a prompt given as text has one token a letter."""
     token_ids = [ord(letter) for letter in prompt] if isinstance(prompt, str) else prompt
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop))
-    return Request(RequestId(name), token_ids, sampling, priority=priority, cache_salt=salt)
+    return Request(
+        RequestId(name),
+        token_ids,
+        sampling,
+        priority=priority,
+        cache_salt=salt,
+        num_encoder_tokens=num_encoder_tokens,
+    )
 
 
 def a_pool(*, num_blocks: int = 9, evicted: list[BlockId] | None = None) -> BlockPool:

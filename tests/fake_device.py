@@ -1,74 +1,175 @@
-"""A device that stores, in each slot, which content was written there, and refuses to read anything else."""
+"""A device that stores, in each slot and state, which content was written there, and refuses to read anything else."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvengine.block_table import slot_mapping
-from kvengine.request import Request
+from kvengine.config import EngineConfig
+from kvengine.kv_groups.kinds import ChunkedLocal, CrossAttention, GroupKind, LinearState, SlidingWindow
+from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
 
 Keys = NDArray[np.int64]
+Tables = Sequence[Sequence[int]]
 
 
 class FakeDevice:
-    """Runs steps as a model would: first every K and V of the step is stored, then everything is attended to.
+    """Runs steps as a model would: copies, then K and V of the step are stored, states go on, all is attended to.
 
     The content of a slot is named by a key of the whole prefix that ends there, salt included, since K and V of a
-    token depend on all before it. A slot that was never written holds key 0, which no prefix has.
+    token depend on all before it; a state is named by the prefix that it stands for. What was never written has key 0,
+    which no prefix has. All groups share one memory: what one group writes into a block destroys what others had there.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
-        self._block_size = block_size
-        self._slots: Keys = np.zeros(num_blocks * block_size, dtype=np.int64)
+    def __init__(self, config: EngineConfig) -> None:
+        self._groups = config.kv_groups
+        ranks = config.context_parallel_size
+        self._spans = [group.block_size * (1 if isinstance(group, LinearState) else ranks) for group in self._groups]
+        widths = [
+            1 if isinstance(group, LinearState) else span for group, span in zip(self._groups, self._spans, strict=True)
+        ]
+        self._memory: list[Keys] = [np.zeros((config.num_blocks, width), dtype=np.int64) for width in widths]
         self._keys: dict[Request, array[int]] = {}
 
-    def execute(self, output: SchedulerOutput, accepted: object = None) -> None:
-        """Copy, store and attend.
+    def execute(self, output: SchedulerOutput, accepted: Mapping[RequestId, int] | None = None) -> None:
+        """Run one step.
+
+        Args:
+            output: What to compute.
+            accepted: How many drafts of each request turn out right.
 
         Raises:
-            AssertionError: Two tokens of the step share a slot, or a token attends to a slot that was not written
-                for the content it stands for.
+            AssertionError: Two tokens of the step share a slot, or something is read that was not written for the
+                content it stands for.
         """
-        by_block = self._slots.reshape(-1, self._block_size)
         for source, destination in output.block_copies:
-            by_block[destination] = by_block[source]
-        self._store(output)
-        self._attend(output)
-
-    def _store(self, output: SchedulerOutput) -> None:
-        items = output.scheduled
-        slots = self._slots_of(items, [item.start for item in items], [item.num_tokens for item in items])
-        assert len(np.unique(slots)) == len(slots) == output.num_tokens, "a slot is written twice in one step"
-        for item in items:
-            part, slots = slots[: item.num_tokens], slots[item.num_tokens :]
-            self._slots[part] = self._prefix_keys(item)[item.start :]
-
-    def _attend(self, output: SchedulerOutput) -> None:
+            for memory in self._memory:
+                memory[destination] = memory[source]
         items = output.scheduled
         if not items:
             return
+        for index, group in enumerate(self._groups):
+            if isinstance(group, CrossAttention):
+                self._store_encoder(index, output)
+            elif not isinstance(group, LinearState):
+                self._store(index, items, _tables(output, index))
+        for index, group in enumerate(self._groups):
+            if isinstance(group, LinearState):
+                self._advance_states(index, items, _tables(output, index), accepted or {})
+        for index, group in enumerate(self._groups):
+            if isinstance(group, CrossAttention):
+                self._attend_to_encoder(index, output)
+            elif not isinstance(group, LinearState):
+                self._attend(index, items, _tables(output, index))
+
+    def _store(self, index: int, items: Sequence[ScheduledRequest], tables: Tables) -> None:
+        starts, counts = [item.start for item in items], [item.num_tokens for item in items]
+        slots = slot_mapping(tables, starts, counts, self._spans[index])
+        assert len(np.unique(slots)) == len(slots) == sum(counts), "a slot is written twice in one step"
+        self._write(index, slots, np.concatenate([self._prefix_keys(item)[item.start :] for item in items]))
+
+    def _attend(self, index: int, items: Sequence[ScheduledRequest], tables: Tables) -> None:
         ends = [item.start + item.num_tokens for item in items]
-        slots = self._slots_of(items, [0] * len(items), ends)
-        expected = np.concatenate([self._prefix_keys(item) for item in items])
-        wrong = np.flatnonzero(self._slots[slots] != expected)
+        firsts = [_first_attended(self._groups[index], item.start) for item in items]
+        counts = [end - first for end, first in zip(ends, firsts, strict=True)]
+        slots = slot_mapping(tables, firsts, counts, self._spans[index])
+        expected = np.concatenate([self._prefix_keys(item)[first:] for item, first in zip(items, firsts, strict=True)])
+        wrong = np.flatnonzero(self._memory[index].reshape(-1)[slots] != expected)
         if len(wrong):
-            index = int(np.searchsorted(np.cumsum(ends), wrong[0], side="right"))
-            position = int(wrong[0]) - sum(ends[:index])
+            row = int(np.searchsorted(np.cumsum(counts), wrong[0], side="right"))
+            position = firsts[row] + int(wrong[0]) - sum(counts[:row])
             raise AssertionError(
-                f"{items[index].request.request_id} attends to position {position} in slot {slots[wrong[0]]}, "
-                "which was not written for that content"
+                f"{items[row].request.request_id} attends in group {index} to position {position} in slot "
+                f"{slots[wrong[0]]}, which was not written for that content"
             )
 
-    def _slots_of(self, items: Sequence[ScheduledRequest], starts: list[int], counts: list[int]) -> Keys:
-        return slot_mapping([item.block_ids for item in items], starts, counts, self._block_size)
+    def _advance_states(
+        self, index: int, items: Sequence[ScheduledRequest], tables: Tables, accepted: Mapping[RequestId, int]
+    ) -> None:
+        span, memory = self._spans[index], self._memory[index]
+        readers: dict[int, RequestId] = {}
+        for item, table in zip(items, tables, strict=True):
+            if item.start:
+                block = table[(item.start - 1) // span]
+                assert memory[block, 0] == self._prefix_keys(item)[item.start - 1], (
+                    f"{item.request.request_id} starts in group {index} from the state in block {block}, "
+                    f"which is not the one after its {item.start} tokens"
+                )
+                readers[block] = item.request.request_id
+        written: set[int] = set()
+        for item, table in zip(items, tables, strict=True):
+            name = item.request.request_id
+            end = item.start + item.num_tokens - item.num_drafts + accepted.get(name, 0)
+            block = table[(end - 1) // span]
+            assert block, f"{name} has no block in group {index} for the state after {end} tokens"
+            assert readers.get(block, name) == name, f"{name} overwrites the state that {readers[block]} starts from"
+            assert block not in written, f"two requests write their states into block {block}"
+            written.add(block)
+            self._write(index, np.array([block]), self._prefix_keys(item)[end - 1 : end])
+
+    def _store_encoder(self, index: int, output: SchedulerOutput) -> None:
+        admitted = {admission.request_id for admission in output.admitted}
+        for item, table in zip(output.scheduled, _tables(output, index), strict=True):
+            count = item.request.num_encoder_tokens
+            if item.request.request_id in admitted and count:
+                slots = slot_mapping([table], [0], [count], self._spans[index])
+                self._write(index, slots, _encoder_keys(item.request))
+
+    def _attend_to_encoder(self, index: int, output: SchedulerOutput) -> None:
+        for item, table in zip(output.scheduled, _tables(output, index), strict=True):
+            count = item.request.num_encoder_tokens
+            if count:
+                slots = slot_mapping([table], [0], [count], self._spans[index])
+                stored = self._memory[index].reshape(-1)[slots]
+                assert np.array_equal(stored, _encoder_keys(item.request)), (
+                    f"{item.request.request_id} attends to encoder tokens that are not its own"
+                )
+
+    def _write(self, index: int, slots: Keys, keys: Keys) -> None:
+        blocks = np.unique(slots // self._memory[index].shape[1])
+        assert blocks[0] > 0, "something is written to the null block"
+        for other, memory in enumerate(self._memory):
+            if other != index:
+                memory[blocks] = 0
+        self._memory[index].reshape(-1)[slots] = keys
 
     def _prefix_keys(self, item: ScheduledRequest) -> Keys:
         """The keys of all prefixes up to the end of this step's part; they are kept, since tokens only grow."""
         request, end = item.request, item.start + item.num_tokens
         keys = self._keys.setdefault(request, array("q"))
-        while len(keys) < end:
-            keys.append(hash((keys[-1] if keys else request.cache_salt, request.all_token_ids[len(keys)])))
-        return np.frombuffer(keys[:end], dtype=np.int64)
+        num_known = min(end, request.num_tokens)
+        while len(keys) < num_known:
+            keys.append(_next_key(keys[-1] if keys else request.cache_salt, request.all_token_ids[len(keys)]))
+        all_keys = array("q", keys[:num_known])
+        for token in request.draft_token_ids[: end - num_known]:
+            all_keys.append(_next_key(all_keys[-1], token))
+        return np.frombuffer(all_keys, dtype=np.int64)
+
+
+def _next_key(previous: int | str, token: int) -> int:
+    return hash((previous, token))
+
+
+def _encoder_keys(request: Request) -> Keys:
+    keys = [hash((id(request), position)) for position in range(request.num_encoder_tokens)]
+    return np.array(keys, dtype=np.int64)
+
+
+def _first_attended(group: GroupKind, start: int) -> int:
+    """The first token that the token at position `start` attends to."""
+    match group:
+        case SlidingWindow():
+            return max(0, start - group.window + 1)
+        case ChunkedLocal():
+            return start // group.chunk * group.chunk
+        case _:
+            return 0
+
+
+def _tables(output: SchedulerOutput, index: int) -> Tables:
+    if output.group_blocks:
+        return [item.tables[index] for item in output.group_blocks]
+    return [item.block_ids for item in output.scheduled]

@@ -11,6 +11,8 @@ from tests.builders import a_request
 from tests.fake_device import FakeDevice
 from tests.plain_scheduler import PlainRequest, PlainScheduler, PlainStep
 
+IDLE_STEPS_UNTIL_STALLED = 3
+
 
 class PairedSchedulers:
     """Everything that is done is done to both, and every decision and all state is compared.
@@ -18,22 +20,44 @@ class PairedSchedulers:
     Args:
         config: What both are built from.
         seed: Of the output tokens; there are two kinds, so that equal blocks come about by chance.
+        max_drafts: Drafts that each request proposes after a step; how many are right is left to chance.
     """
 
-    def __init__(self, config: EngineConfig, *, seed: int) -> None:
+    def __init__(self, config: EngineConfig, *, seed: int | str, max_drafts: int = 0) -> None:
         self.scheduler = Scheduler(config)
         self.requests: dict[str, Request] = {}
         self._plain = PlainScheduler(config)
-        self._device = FakeDevice(num_blocks=config.num_blocks, block_size=config.block_size)
+        self._device = FakeDevice(config)
         self._model = random.Random(seed)
+        self._max_drafts = max_drafts
 
-    def add(self, *, prompt: str, max_tokens: int, priority: int = 0, salt: str = "") -> None:
+    def add(
+        self, *, prompt: str, max_tokens: int, priority: int = 0, salt: str = "", num_encoder_tokens: int = 0
+    ) -> bool:
+        """Add a request if it fits alone."""
         name = f"r{len(self.requests)}"
-        request = a_request(name, prompt=prompt, max_tokens=max_tokens, priority=priority, salt=salt)
-        assert self.scheduler.fits_alone(request)
+        request = a_request(
+            name,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            priority=priority,
+            salt=salt,
+            num_encoder_tokens=num_encoder_tokens,
+        )
+        if not self.scheduler.fits_alone(request):
+            return False
         self.requests[name] = request
         self.scheduler.add_request(request)
-        self._plain.add(PlainRequest(name, request.prompt_token_ids, max_tokens, priority=priority, salt=salt))
+        plain = PlainRequest(
+            name,
+            request.prompt_token_ids,
+            max_tokens,
+            priority=priority,
+            salt=salt,
+            encoder_tokens=num_encoder_tokens,
+        )
+        self._plain.add(plain)
+        return True
 
     def abort(self, name: str) -> None:
         had_ended = self.requests[name].status is RequestStatus.FINISHED
@@ -41,26 +65,38 @@ class PairedSchedulers:
         assert aborted is (None if had_ended else self.requests[name])
         self._plain.abort(name)
 
-    def step(self) -> SchedulerOutput:
+    def step(self, *, abort_while_it_runs: str = "") -> SchedulerOutput:
         output = self.scheduler.schedule()
         plain_step = self._plain.schedule()
         self._compare(output, plain_step)
-        self._device.execute(output)
+        accepted = {
+            item.request.request_id: self._model.randint(0, item.num_drafts)
+            for item in output.scheduled
+            if item.num_drafts
+        }
+        self._device.execute(output, accepted)
         sampled = {item.request.request_id: self._model.choice(b"ab") for item in output.scheduled if item.samples}
-        finished = self.scheduler.update(output, sampled)
-        assert [request.request_id for request in finished] == self._plain.update(plain_step, sampled)
+        if abort_while_it_runs:
+            self.abort(abort_while_it_runs)
+        finished = self.scheduler.update(output, sampled, accepted)
+        assert [request.request_id for request in finished] == self._plain.update(plain_step, sampled, accepted)
+        self._propose_drafts(list(sampled))
         return output
 
-    def run_to_the_end(self) -> None:
-        """Every request fits alone, so all of them end, and the pool is then free."""
+    def run_to_the_end(self) -> bool:
+        """Step until all requests have ended, or until both can do nothing for those that are left; whether they all
+        ended."""
+        idle = 0
         # Each step computes a token or preempts; 5,000 is far more than these small workloads can need.
         for _ in range(5_000):
-            if not self.scheduler.has_unfinished:
+            if not self.scheduler.has_unfinished or idle == IDLE_STEPS_UNTIL_STALLED:
                 break
-            self.step()
+            output = self.step()
             self.check_state()
-        assert not self.scheduler.has_unfinished
-        assert self.scheduler.kv_cache.pool.num_used == 0
+            idle = 0 if output.scheduled or output.preempted else idle + 1
+        assert not self.scheduler.has_unfinished or idle == IDLE_STEPS_UNTIL_STALLED
+        assert self.scheduler.kv_cache.pool.num_used == 0 or self.scheduler.running
+        return not self.scheduler.has_unfinished
 
     def check_state(self) -> None:
         self.scheduler.check_invariants()
@@ -69,18 +105,43 @@ class PairedSchedulers:
         assert pool.free_blocks() == plain.free_queue
         cached = [block for block in map(BlockId, range(pool.num_blocks)) if pool.is_cached(block)]
         assert cached == plain.cached_blocks()
+        assert sorted(kv_cache.cache_entries()) == plain.cache_entries()
         assert [item.request_id for item in self.scheduler.running] == [item.name for item in plain.running]
         assert [item.request_id for item in self.scheduler.waiting] == [item.name for item in plain.waiting]
         assert self.scheduler.num_waiting == len(plain.waiting)
         for request in plain.running:
-            assert kv_cache.block_ids(RequestId(request.name)) == request.blocks
+            assert list(kv_cache.group_tables(RequestId(request.name))) == request.tables
+            assert kv_cache.block_ids(RequestId(request.name)) == request.tables[0]
+
+    def _propose_drafts(self, names: list[RequestId]) -> None:
+        running = {request.request_id for request in self.scheduler.running}
+        drafts = {
+            name: [self._model.choice(b"ab") for _ in range(self._max_drafts)] for name in names if name in running
+        }
+        if self._max_drafts and drafts:
+            self.scheduler.add_drafts(drafts)
+            for name, tokens in drafts.items():
+                self._plain.propose(name, tokens)
 
     def _compare(self, output: SchedulerOutput, expected: PlainStep) -> None:
         assert [(item.request.request_id, item.num_tokens) for item in output.scheduled] == expected.scheduled
-        new_blocks = {item.request.request_id: list(item.new_block_ids) for item in output.scheduled}
-        assert new_blocks == expected.new_blocks
+        assert _new_blocks(output) == expected.new_blocks
         assert output.preempted == expected.preempted
+        assert list(output.block_copies) == expected.copies
+        drafts = {item.request.request_id: item.num_drafts for item in output.scheduled if item.num_drafts}
+        assert drafts == expected.drafts
         hits = [(item.request_id, item.num_cached_tokens) for item in output.admitted]
         assert hits == expected.first_hits + expected.resumed_hits
         assert output.num_tokens == sum(item.num_tokens for item in output.scheduled)
         assert output.num_tokens <= self._plain.limits.max_num_batched_tokens
+
+
+def _new_blocks(output: SchedulerOutput) -> dict[str, list[list[int]]]:
+    if output.group_blocks:
+        by_group = [item.new_block_ids for item in output.group_blocks]
+    else:
+        by_group = [[item.new_block_ids] for item in output.scheduled]
+    return {
+        item.request.request_id: [list(blocks) for blocks in groups]
+        for item, groups in zip(output.scheduled, by_group, strict=True)
+    }

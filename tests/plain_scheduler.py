@@ -1,37 +1,19 @@
 """The scheduling rules once more, as plainly as they can be said: lists, whole token prefixes, no shortcuts.
 
 It is what property tests compare the engine with and what benchmarks measure it against. Nothing is shared with the
-engine but its configuration; every lookup is a search, every queue a list.
+engine but its configuration; every lookup is a search, every queue a list. `plain_groups` says what each kind of group
+does.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil, lcm
 
 from kvengine.config import EngineConfig, SchedulingPolicy
 from kvengine.request import RequestId
+from tests.plain_groups import NULL, PlainCache, PlainFull, PlainRequest, PlainSizes, PlainState, plain_group
 
-Content = tuple[str, tuple[int, ...]]
-"""Salt, and every token up to the end of a block: what must be equal for two blocks to be equal."""
-
-
-@dataclass(eq=False)
-class PlainRequest:
-    name: str
-    tokens: list[int]
-    max_tokens: int
-    priority: int = 0
-    salt: str = ""
-    arrival: int = 0
-    computed: int = 0
-    was_preempted: bool = False
-    blocks: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.final_length = len(self.tokens) + self.max_tokens
-
-    def urgency(self) -> tuple[int, int]:
-        """Smaller is sooner."""
-        return self.priority, self.arrival
+__all__ = ["PlainRequest", "PlainScheduler", "PlainStep"]
 
 
 @dataclass
@@ -39,27 +21,37 @@ class PlainStep:
     """What one step decided, in the names of the golden files."""
 
     scheduled: list[tuple[str, int]] = field(default_factory=list)
-    new_blocks: dict[str, list[int]] = field(default_factory=dict)
+    new_blocks: dict[str, list[list[int]]] = field(default_factory=dict)
+    """By request: one list for each group."""
     preempted: list[str] = field(default_factory=list)
     first_hits: list[tuple[str, int]] = field(default_factory=list)
     resumed_hits: list[tuple[str, int]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    drafts: dict[str, int] = field(default_factory=dict)
     budget: int = 0
 
 
 class PlainScheduler:
-    """Rules 1 to 21 for one full-attention group."""
+    """Rules 1 to 52, with every token attending only to what was written for it."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.limits = config.scheduler
-        self.size = config.block_size
+        self.sizes = PlainSizes(config)
         self.owners = [0] * config.num_blocks
         self.free_queue = list(range(1, config.num_blocks))
-        self.cache: list[tuple[Content, int]] = []
-        """Entries in order of entry; the first match is found."""
+        self.cache = PlainCache()
+        self.groups = [plain_group(kind, index, config, self.cache) for index, kind in enumerate(config.kv_groups)]
         self.running: list[PlainRequest] = []
         self.waiting: list[PlainRequest] = []
         self.num_arrived = 0
+        self.states_of_this_step: list[object] = []
+        """Contents of states that entered the cache in this step."""
+        self.written: dict[int, int] = {}
+        """By block: tokens of the prefix that earlier steps wrote into it."""
+        self.states: dict[int, int] = {}
+        """By block: the number of tokens whose state it will hold after this step."""
+        self.copies: list[list[tuple[int, int]]] = []
 
     def add(self, request: PlainRequest) -> None:
         request.arrival = self.num_arrived
@@ -74,99 +66,262 @@ class PlainScheduler:
                 self._free(request)
                 self._remove(request)
 
+    def propose(self, name: str, drafts: list[int]) -> None:
+        for request in self.running:
+            if request.name == name:
+                request.drafts = list(drafts)
+
     def schedule(self) -> PlainStep:
         step = PlainStep(budget=self.limits.max_num_batched_tokens)
+        self.states_of_this_step = []
+        self.copies = [[] for _ in self.groups]
         index = 0
         while index < len(self.running) and step.budget > 0:
             request = self.running[index]
-            if not self._continue(request, step):
+            count = self._next_count(request, step)
+            if count > 0 and not self._continue(request, count, step):
                 break
             index = self.running.index(request) + 1
         while not step.preempted and self.waiting and step.budget > 0:
             if len(self.running) >= self.limits.max_num_seqs or not self._admit(self.waiting[0], step):
                 break
+        step.copies = [pair for pairs in self.copies for pair in pairs]
+        self._release([block for pair in step.copies for block in pair])
         return step
 
-    def update(self, step: PlainStep, outputs: Mapping[RequestId, int]) -> list[str]:
+    def update(
+        self, step: PlainStep, outputs: Mapping[RequestId, int], accepted: Mapping[RequestId, int] | None = None
+    ) -> list[str]:
         finished = []
         by_name = {request.name: request for request in self.running}
-        for name, num_tokens in step.scheduled:
-            request = by_name[name]
-            request.computed += num_tokens
-            if request.computed == len(request.tokens):
-                request.tokens.append(outputs[RequestId(name)])
-                if len(request.tokens) == request.final_length:
-                    self._free(request)
-                    self._remove(request)
-                    finished.append(name)
+        for name, count in step.scheduled:
+            request = by_name.get(name)
+            if request is None:
+                continue  # aborted while the step ran
+            num_right = (accepted or {}).get(RequestId(name), 0)
+            request.computed += count - step.drafts.get(name, 0) + num_right
+            if request.computed >= len(request.tokens):
+                for token in [*request.drafts[:num_right], outputs[RequestId(name)]]:
+                    request.tokens.append(token)
+                    if len(request.tokens) == request.final_length:
+                        break
+            request.drafts = []
+            self._note_written(request)
+            if len(request.tokens) == request.final_length:
+                self._free(request)
+                self._remove(request)
+                finished.append(name)
         return finished
 
     def cached_blocks(self) -> list[int]:
-        return sorted(block for _, block in self.cache)
+        return sorted(self.cache.blocks())
 
-    def _continue(self, request: PlainRequest, step: PlainStep) -> bool:
-        count = min(self._wanted(len(request.tokens) - request.computed), step.budget)
-        needed = -(-(request.computed + count) // self.size) - len(request.blocks)
-        while needed > len(self.free_queue):
+    def cache_entries(self) -> list[tuple[int, int, int]]:
+        """Block, group and tokens of every entry."""
+        return sorted((block, content[0], len(content[2])) for content, block in self.cache.entries)
+
+    def _next_count(self, request: PlainRequest, step: PlainStep) -> int:
+        known = len(request.tokens) + len(request.drafts) - request.computed
+        count = min(self._wanted(known), step.budget, self.limits.max_model_len - request.computed - 1)
+        return self._end_at_a_state(request, request.computed, count, request.junction)
+
+    def _continue(self, request: PlainRequest, count: int, step: PlainStep) -> bool:
+        while True:
+            for group, table in zip(self.groups, request.tables, strict=True):
+                positions = group.given_back(table, request.computed)
+                self._release([table[position] for position in positions])
+                for position in positions:
+                    table[position] = NULL
+            end = request.computed + count
+            if self._blocks_to_grow(request, end) <= len(self.free_queue):
+                break
             victim = self.running[-1]
             if self.limits.policy is SchedulingPolicy.PRIORITY:
                 victim = max(self.running, key=PlainRequest.urgency)
             self._preempt(victim, step)
             if victim is request:
                 return False
-        self._give(request, count, needed, step)
+        self._give(request, count, step)
         return True
 
     def _admit(self, request: PlainRequest, step: PlainStep) -> bool:
-        hit = self._lookup(request)
-        known = len(request.tokens) - len(hit) * self.size
-        count = self._wanted(known)
+        hit, junction, found = self._lookup(request)
+        count = self._wanted(len(request.tokens) - hit)
         if count > step.budget and not self.limits.enable_chunked_prefill:
             return False
-        count = min(count, step.budget)
-        in_gate = known if self.config.reserves_whole_prompts else count
-        spare = int(self.limits.watermark * self.config.num_blocks) if self.running else 0
-        hit_and_free = [block for block in hit if not self.owners[block]]
-        if -(-in_gate // self.size) + len(hit_and_free) + spare > len(self.free_queue):
+        count = self._end_at_a_state(request, hit, min(count, step.budget), junction)
+        if count == 0 or self._must_wait(request, found, hit):
             return False
-        for block in hit:
-            self.owners[block] += 1
-        self.free_queue = [block for block in self.free_queue if block not in hit_and_free]
-        request.blocks, request.computed = list(hit), len(hit) * self.size
-        (step.resumed_hits if request.was_preempted else step.first_hits).append((request.name, request.computed))
+        spare = int(self.limits.watermark * self.config.num_blocks) if self.running else 0
+        room = len(self.free_queue) - spare
+        if self.config.reserves_whole_prompts and self._blocks_at_gate(request, found, hit) > room:
+            return False
+        if self._blocks_to_start(request, found, hit, hit + count) > room:
+            return False
+        request.tables = [list(table) for table in found]
+        request.offered = [len(table) for table in found]
+        request.computed, request.junction = hit, junction
+        request.shared_tails, request.unsaved = {}, {}
+        for index, table in enumerate(found):
+            for block in table:
+                self._own(block)
+            if hit % self.groups[index].span:
+                request.shared_tails[index] = request.offered[index] = len(table) - 1
+        (step.resumed_hits if request.was_preempted else step.first_hits).append((request.name, hit))
         self.waiting.remove(request)
         self.running.append(request)
-        self._give(request, count, -(-count // self.size), step)
+        self._give(request, count, step)
         return True
 
-    def _give(self, request: PlainRequest, count: int, needed: int, step: PlainStep) -> None:
-        taken = self.free_queue[: max(0, needed)]
-        self.free_queue = self.free_queue[len(taken) :]
-        self.cache = [entry for entry in self.cache if entry[1] not in taken]
-        for block in taken:
-            self.owners[block] = 1
-        request.blocks += taken
+    def _lookup(self, request: PlainRequest) -> tuple[int, int, list[list[int]]]:
+        """The longest prefix that all groups can start from, the junction, and the blocks that are there."""
+        if not self.config.enable_prefix_caching:
+            return 0, 0, [[] for _ in self.groups]
+        limits = self._search_limits(request)
+        lengths = [x for x in range(len(request.tokens) - 1, -1, -1) if x % self.sizes.alignment == 0]
+        pairs = list(zip(self.groups, limits, strict=True))
+        agreed = next(x for x in lengths if all(group.serves(request, x, limit) for group, limit in pairs))
+        found = [group.hit_table(request, agreed, limit) if agreed else [] for group, limit in pairs]
+        if len(self.groups) == 1:
+            return agreed, 0, found
+        # Whoever is asked first sees the whole limit, and all others no more than what is left of it.
+        first = min(self.groups, key=lambda group: not isinstance(group, PlainFull))
+        alike = [pair for pair in pairs if self.sizes.kinds[pair[0].index] == self.sizes.kinds[first.index]]
+        longest = next(x for x in lengths if all(group.serves(request, x, limit) for group, limit in alike))
+        return agreed, longest if longest > agreed else 0, found
+
+    def _search_limits(self, request: PlainRequest) -> list[int]:
+        """How far each group is searched: of several kinds of full attention each as far as those before it reached."""
+        limits = [len(request.tokens) - 1] * len(self.groups)
+        reach, done = len(request.tokens) - 1, []
+        for group in self.groups:
+            kind = self.sizes.kinds[group.index]
+            if isinstance(group, PlainFull) and kind not in done:
+                for index in (index for index, other in enumerate(self.sizes.kinds) if other == kind):
+                    limits[index] = reach
+                reach = group.longest(request, reach)
+                done.append(kind)
+        return limits
+
+    def _must_wait(self, request: PlainRequest, found: list[list[int]], hit: int) -> bool:
+        """Whether a state, or a block that is to be copied, is only written by this step."""
+        for group, table in zip(self.groups, found, strict=True):
+            if not table:
+                continue
+            if isinstance(group, PlainState) and request.content(group.index, hit) in self.states_of_this_step:
+                return True
+            if isinstance(group, PlainFull) and hit % group.span and self.written.get(table[-1], 0) < hit:
+                return True
+        return False
+
+    def _blocks_at_gate(self, request: PlainRequest, found: list[list[int]], hit: int) -> int:
+        return sum(
+            self._group_blocks_to_start(group.index, table, hit, group.slots_at_gate(request), group.cap())
+            for group, table in zip(self.groups, found, strict=True)
+        )
+
+    def _blocks_to_start(self, request: PlainRequest, found: list[list[int]], hit: int, end: int) -> int:
+        return sum(
+            self._group_blocks_to_start(group.index, table, hit, group.slots(request, end), 10**9)
+            for group, table in zip(self.groups, found, strict=True)
+        )
+
+    def _group_blocks_to_start(self, index: int, table: list[int], hit: int, slots: int, cap: int) -> int:
+        span = self.groups[index].span
+        new = max(0, min(ceil(slots / span), cap) - len(table))
+        if isinstance(self.groups[index], PlainState):
+            new = min(1, new)
+        unowned = [block for block in table if block != NULL and not self.owners[block]]
+        return new + len(unowned) + (1 if hit % span else 0)
+
+    def _blocks_to_grow(self, request: PlainRequest, end: int) -> int:
+        total = 0
+        for group, table in zip(self.groups, request.tables, strict=True):
+            new = max(0, ceil(group.slots(request, end) / group.span) - len(table))
+            total += min(1, new) if isinstance(group, PlainState) else new
+            total += 1 if group.index in request.unsaved else 0
+        return total
+
+    def _give(self, request: PlainRequest, count: int, step: PlainStep) -> None:
+        end = request.computed + count
         step.scheduled.append((request.name, count))
-        step.new_blocks[request.name] = taken
+        step.new_blocks[request.name] = [self._grow(request, index, end) for index in range(len(self.groups))]
         step.budget -= count
+        if end > len(request.tokens):
+            step.drafts[request.name] = end - len(request.tokens)
+        for group, table in zip(self.groups, request.tables, strict=True):
+            if isinstance(group, PlainState):
+                self.states[table[(end - 1) // group.span]] = end if end <= len(request.tokens) else -1
         if self.config.enable_prefix_caching:
-            cached = {block for _, block in self.cache}
-            for index in range((request.computed + count) // self.size):
-                if request.blocks[index] not in cached:
-                    self.cache.append((self._content(request, index), request.blocks[index]))
+            for index in range(len(self.groups)):
+                self._enter(request, index, self.sizes.cacheable(min(end, len(request.tokens))))
 
-    def _lookup(self, request: PlainRequest) -> list[int]:
-        hit: list[int] = []
-        for index in range((len(request.tokens) - 1) // self.size):
-            content = self._content(request, index)
-            block = next((block for entry, block in self.cache if entry == content), None)
-            if block is None:
-                break
-            hit.append(block)
-        return hit
+    def _grow(self, request: PlainRequest, index: int, end: int) -> list[int]:
+        group, table = self.groups[index], request.tables[index]
+        taken: list[int] = []
+        if index in request.shared_tails:
+            position = request.shared_tails.pop(index)
+            taken.append(self._take())
+            self.owners[taken[0]] += 1
+            self.copies[index].append((table[position], taken[0]))
+            table[position] = taken[0]
+        if index in request.unsaved:
+            source = table[request.unsaved.pop(index)]
+            kept = self._take()
+            self.owners[source] += 1
+            self.copies[index].append((source, kept))
+            self.states_of_this_step += [content for content, block in self.cache.entries if block == source]
+            self.cache.move(source, kept)
+        missing = ceil(group.slots(request, end) / group.span) - len(table)
+        for left in range(missing, 0, -1):
+            block = NULL if isinstance(group, PlainState) and left > 1 else self._take()
+            table.append(block)
+            taken.append(block)
+        return taken
 
-    def _content(self, request: PlainRequest, index: int) -> Content:
-        return request.salt, tuple(request.tokens[: (index + 1) * self.size])
+    def _enter(self, request: PlainRequest, index: int, cacheable: int) -> None:
+        group, table = self.groups[index], request.tables[index]
+        entered: list[tuple[int, int]] = []
+        """Position and tokens."""
+        for position in range(request.offered[index], cacheable // group.span):
+            end = (position + 1) * group.span
+            is_exact = not isinstance(group, PlainState) or self.states.get(table[position]) == end
+            if table[position] != NULL and is_exact and group.worth_keeping(request, position):
+                entered.append((position, end))
+        request.offered[index] = max(request.offered[index], cacheable // group.span)
+        end = group.prompt_end(request)
+        position = (end - 1) // group.span
+        if isinstance(group, PlainFull) and 0 < end <= cacheable and end % group.span:
+            entered.append((position, end))
+        if isinstance(group, PlainState) and 0 < end == cacheable and self.states.get(table[position]) == end:
+            entered.append((position, end))
+            if end % group.span:
+                request.unsaved[index] = request.offered[index] = position
+        for position, end in entered:
+            self.cache.enter(request.content(index, end), table[position])
+            if isinstance(group, PlainState):
+                self.states_of_this_step.append(request.content(index, end))
+
+    def _end_at_a_state(self, request: PlainRequest, start: int, count: int, junction: int) -> int:
+        """Rule 43, with chunks aligned to the blocks of states."""
+        spans = [group.span for group in self.groups if isinstance(group, PlainState)]
+        known = len(request.tokens)
+        prefill_end = max(request.num_prompt, known - 1)
+        if not spans or start >= prefill_end:
+            return count
+        block, end = lcm(*spans), start + count
+        if end < prefill_end:
+            largest = min(self.limits.max_num_batched_tokens, self.limits.long_prefill_token_threshold or 10**9)
+            if end // block * block > start or block <= largest:
+                end = end // block * block
+        last_block_end = (known - 1) // block * block
+        stops = [start - start % span + span for span in spans if start % span] + [last_block_end]
+        if self.sizes.partial and self.sizes.unit < self.sizes.scheduler_block:
+            prompt_end = (request.num_prompt - 1) // self.sizes.unit * self.sizes.unit
+            stops += [prompt_end] if prompt_end > last_block_end else []
+        if start < junction < end:
+            stops.append(start + (junction - start) // block * block)
+        return max(0, min([stop for stop in stops if start < stop < end], default=end) - start)
 
     def _wanted(self, known: int) -> int:
         threshold = self.limits.long_prefill_token_threshold
@@ -179,23 +334,56 @@ class PlainScheduler:
                 step.budget += count
         step.scheduled = [pair for pair in step.scheduled if pair[0] != victim.name]
         step.new_blocks.pop(victim.name, None)
+        step.drafts.pop(victim.name, None)
         step.preempted.append(victim.name)
         self._free(victim)
         victim.was_preempted = True
+        victim.drafts = []
         self.running.remove(victim)
         self.waiting.insert(0, victim)
         self._sort_waiting()
 
     def _free(self, request: PlainRequest) -> None:
-        never_written = request.blocks[request.computed // self.size :]
-        self.cache = [entry for entry in self.cache if entry[1] not in never_written]
-        cached = {block for _, block in self.cache}
-        for block in request.blocks:
+        for table in request.tables:
+            self.cache.forget([block for block in table if block != NULL], beyond=request.computed)
+            self._release([block for block in reversed(table) if block != NULL])
+        request.tables, request.computed = [], 0
+
+    def _release(self, blocks: list[int]) -> None:
+        """Drop one owner of each, the first to be reused first."""
+        cached = self.cache.blocks()
+        head: list[int] = []
+        for block in blocks:
             self.owners[block] -= 1
-        released = [block for block in reversed(request.blocks) if not self.owners[block]]
-        unhashed = [block for block in released if block not in cached]
-        self.free_queue = unhashed + self.free_queue + [block for block in released if block in cached]
-        request.blocks, request.computed = [], 0
+            if self.owners[block]:
+                continue
+            first = self.config.preset.free_order.keeps_uncached_first(caching=self.config.enable_prefix_caching)
+            if block not in cached and first:
+                head.append(block)
+            else:
+                self.free_queue.append(block)
+        self.free_queue = head + self.free_queue
+
+    def _take(self) -> int:
+        block = self.free_queue.pop(0)
+        self.cache.forget([block])
+        self.owners[block] = 1
+        self.written.pop(block, None)
+        self.states.pop(block, None)
+        return block
+
+    def _own(self, block: int) -> None:
+        if block == NULL:
+            return
+        if not self.owners[block]:
+            self.free_queue.remove(block)
+        self.owners[block] += 1
+
+    def _note_written(self, request: PlainRequest) -> None:
+        for group, table in zip(self.groups, request.tables, strict=True):
+            for position, block in enumerate(table):
+                if block != NULL and position * group.span < request.computed:
+                    self.written[block] = min(request.computed, (position + 1) * group.span)
 
     def _remove(self, request: PlainRequest) -> None:
         for requests in (self.running, self.waiting):

@@ -5,24 +5,17 @@ from typing import Any
 
 import pytest
 
-from kvengine.kv_groups.kinds import FullAttention
+from kvengine.request import RequestId
 from tests.fake_device import FakeDevice
 from tests.oracle.outcome import Outcome
 from tests.oracle.scheduler import Replay, check, compare
-from tests.oracle.scheduler_case import Case, load_case
+from tests.oracle.scheduler_case import Case, CaseRequest, Scenario, load_case
 from tests.plain_scheduler import PlainRequest, PlainScheduler
 from tests.support import ROOT, SHARED, shared_path
 
 GOLDEN = ROOT / "tests" / "golden" / "scheduler"
 OWN_CASES = sorted(GOLDEN.glob("*.json"))
 SHARED_CASES = sorted((SHARED / "oracle" / "vllm").glob("*.json"))
-ONE_FULL_GROUP = [
-    path
-    for path in SHARED_CASES
-    if load_case(path).scenario.engine_config().kv_groups
-    == (FullAttention(block_size=load_case(path).scenario.block_size),)
-    and load_case(path).scenario.dcp == 1
-]
 
 
 def name_of(path: Path) -> str:
@@ -48,41 +41,81 @@ def test_all_shared_cases_pass_to_the_block_id() -> None:
 
 def test_no_token_of_a_shared_case_reads_a_slot_that_was_not_written_for_it() -> None:
     shared_path("oracle/vllm")
-    for path in ONE_FULL_GROUP:
+    for path in SHARED_CASES:
         scenario = load_case(path).scenario
-        device = FakeDevice(num_blocks=scenario.num_blocks, block_size=scenario.block_size)
-        Replay(scenario, on_schedule=device.execute).run()
+        Replay(scenario, on_schedule=FakeDevice(scenario.engine_config()).execute).run()
 
 
 def test_the_plain_rules_agree_with_the_shared_cases_too() -> None:
     """The model that property tests compare with is itself held to the real scheduler's answers."""
     shared_path("oracle/vllm")
-    for path in ONE_FULL_GROUP:
-        case = load_case(path)
-        if case.golden.detail == "full" and not case.golden.totals["aborted"]:
-            _follow_plainly(case)
+    cases = [load_case(path) for path in SHARED_CASES]
+    followed = [case for case in cases if case.golden.detail == "full"]
+    assert len(followed) > 40
+    for case in followed:
+        _follow_plainly(case)
 
 
 def _follow_plainly(case: Case) -> None:
-    plain = PlainScheduler(case.scenario.engine_config())
-    outputs = {item.id: iter(item.outputs()) for item in case.scenario.requests}
+    scenario = case.scenario
+    plain = PlainScheduler(scenario.engine_config())
+    outputs = {item.id: item.outputs() for item in scenario.requests}
+    draft_steps = dict.fromkeys(outputs, 0)
     for expected in case.golden.steps or []:
-        for item in case.scenario.requests:
+        for item in scenario.requests:
             if item.id in expected["arrived"]:
-                salt = item.cache_salt or ""
-                plain.add(PlainRequest(item.id, item.prompt(), len(item.outputs()), priority=item.priority, salt=salt))
+                plain.add(plain_request(item))
+        for name in expected.get("aborted", []):
+            plain.abort(name)
         step = plain.schedule()
-        where = f"{case.scenario.name} step {expected['step']}"
+        where = f"{scenario.name} step {expected['step']}"
         assert [list(pair) for pair in step.scheduled] == expected["scheduled"], where
-        assert [[name, blocks] for name, blocks in step.new_blocks.items() if blocks] == expected["new_blocks"], where
+        taken = [[name, blocks if len(blocks) > 1 else blocks[0]] for name, blocks in step.new_blocks.items()]
+        assert [[name, blocks] for name, blocks in taken if any(blocks)] == expected["new_blocks"], where
         assert step.preempted == expected["preempted"], where
+        assert list(map(list, step.copies)) == expected.get("block_copies", []), where
+        assert list(map(list, step.drafts.items())) == expected.get("drafts", []), where
         lengths = {request.name: (request.computed, len(request.tokens)) for request in plain.running}
-        sampled = {
-            name: next(outputs[name]) for name, count in step.scheduled if lengths[name][0] + count == lengths[name][1]
+        sampled = [name for name, count in step.scheduled if sum((lengths[name][0], count)) >= lengths[name][1]]
+        accepted: dict[RequestId, int] = {}
+        if scenario.spec is not None:
+            for name, count in step.drafts.items():
+                right = scenario.spec.accept[draft_steps[name] % len(scenario.spec.accept)]
+                accepted[RequestId(name)] = min(right, count)
+                draft_steps[name] += 1
+        numbers = {name: lengths[name][1] - plain_prompt(scenario, name) for name in sampled}
+        tokens = {
+            RequestId(name): output_at(outputs[name], numbers[name] + accepted.get(RequestId(name), 0))
+            for name in sampled
         }
-        assert plain.update(step, sampled) == expected["finished"], where
+        assert plain.update(step, tokens, accepted) == expected["finished"], where
+        for name in sampled if scenario.spec is not None else []:
+            done = numbers[name] + accepted.get(RequestId(name), 0) + 1
+            plain.propose(name, [output_at(outputs[name], done + ahead) for ahead in range(scenario.spec.k)])
         assert plain.free_queue == expected["free_queue"], where
         assert plain.cached_blocks() == expected["hashed_blocks"], where
+        if "cache_entries" in expected:
+            assert list(map(list, plain.cache_entries())) == expected["cache_entries"], where
+
+
+def plain_request(item: CaseRequest) -> PlainRequest:
+    return PlainRequest(
+        item.id,
+        item.prompt(),
+        len(item.outputs()),
+        priority=item.priority,
+        salt=item.cache_salt or "",
+        encoder_tokens=item.encoder_tokens,
+    )
+
+
+def plain_prompt(scenario: Scenario, name: str) -> int:
+    return next(len(item.prompt()) for item in scenario.requests if item.id == name)
+
+
+def output_at(outputs: list[int], index: int) -> int:
+    """Past the last one it does not matter."""
+    return outputs[min(index, len(outputs) - 1)]
 
 
 def altered(path: Path, change: Any) -> Outcome:

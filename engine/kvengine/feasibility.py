@@ -111,9 +111,11 @@ def _blocks_needed_alone(request: Request, config: EngineConfig, num_tokens: int
             num_slots = min(num_computed + config.scheduler.num_lookahead_tokens, config.scheduler.max_model_len)
             return cdiv(num_slots, size), f"of {size}"
         case _:
-            needed = peak_blocks(request, config, sizes, num_computed)
-            if config.reserves_whole_prompts:
-                needed = max(needed, blocks_at_gate(request, config, sizes))
+            # Where admission does not ask for a whole prompt, a chunk that fails later would start over and over again.
+            gated = request.num_tokens if config.reserves_whole_prompts else num_computed
+            needed = max(
+                peak_blocks(request, config, sizes, num_computed), blocks_at_gate(request, config, sizes, gated)
+            )
             return needed, "at a time"
 
 

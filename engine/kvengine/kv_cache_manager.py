@@ -274,7 +274,7 @@ class KVCacheManager:
         )
         quiet_until = (num_certain // self._entering_step + 1) * self._entering_step if self._caching else NEVER
         for group, table in zip(self._groups, held.tables, strict=True):
-            if num_cacheable:
+            if self._caching:
                 group.enter(table, step)
             quiet_until = min(quiet_until, group.quiet_until(table, step))
         held.quiet_until = quiet_until

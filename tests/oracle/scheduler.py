@@ -166,7 +166,7 @@ class Replay:
         }
         finished = self.scheduler.update(output, sampled, accepted)
         self._note_progress(sampled, finished)
-        self._propose_drafts(output)
+        self._propose_drafts(sampled)
         record["finished"] = [request.request_id for request in finished]
         record["free_after_update"] = pool.num_free
         if self.scenario.detail == "full":
@@ -189,13 +189,15 @@ class Replay:
         self._draft_steps[item.request.request_id] = count + 1
         return min(rates[count % len(rates)], item.num_drafts)
 
-    def _propose_drafts(self, output: SchedulerOutput) -> None:
-        """Right guesses as far as there are outputs: how many are accepted is decided when they are scheduled."""
+    def _propose_drafts(self, sampled: Mapping[RequestId, int]) -> None:
+        """For every request that got a token; how many drafts are right is decided when they are scheduled."""
         if self.scenario.spec is not None:
-            numbers = range(self.scenario.spec.k)
-            requests = [item.request for item in output.scheduled if item.request.request_id in self._live]
+            requests = [self._live[name] for name in sampled if name in self._live]
             self.scheduler.add_drafts(
-                {request.request_id: [self._token(request, ahead) for ahead in numbers] for request in requests}
+                {
+                    request.request_id: [self._token(request, ahead) for ahead in range(self.scenario.spec.k)]
+                    for request in requests
+                }
             )
 
     def _record(self, output: SchedulerOutput) -> dict[str, Any]:

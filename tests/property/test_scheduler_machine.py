@@ -47,12 +47,13 @@ class Workload:
         chance = self.chance
         shared = chance.choice([0, 0, 3, 8, 9, 16, 20])
         prompt = ALPHABET[:shared] + "".join(chance.choices("ab", k=chance.randint(1, 16)))
-        pair.add(
+        is_added = pair.add(
             prompt=prompt[: MAX_MODEL_LEN - 1],
             max_tokens=chance.choice([1, 4, 15, 30]),
             priority=chance.randint(0, 2),
             salt=chance.choice(["", "", "", "s"]),
         )
+        assert is_added
 
 
 @given(config=configs(), seed=st.integers(0, 2**32))
@@ -68,7 +69,7 @@ def test_a_busy_workload_is_decided_as_the_plain_rules_say(config: EngineConfig,
         for _ in range(chance.randint(1, 3)):
             pair.step()
             pair.check_state()
-    pair.run_to_the_end()
+    assert pair.run_to_the_end()
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -102,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "pair"):
-            self.pair.run_to_the_end()
+            assert self.pair.run_to_the_end()
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -185,8 +185,8 @@ def test_no_token_reads_what_a_victim_of_the_same_step_never_wrote() -> None:
     low = a_request("low", prompt="abcdefghijkl", max_tokens=1, priority=5)
     high = a_request("high", prompt="xyz", max_tokens=2, priority=0)
     limits = SchedulerConfig(policy=SchedulingPolicy.PRIORITY, max_num_batched_tokens=5, long_prefill_token_threshold=3)
-    scheduler = a_scheduler(low, config=an_engine_config(num_blocks=8, block_size=2, limits=limits))
-    device = FakeDevice(num_blocks=8, block_size=2)
+    config = an_engine_config(num_blocks=8, block_size=2, limits=limits)
+    scheduler, device = a_scheduler(low, config=config), FakeDevice(config)
     admissions: list[Admission] = []
     while scheduler.has_unfinished:
         output = scheduler.schedule()

@@ -27,12 +27,15 @@ def peak_blocks(request: Request, config: EngineConfig, sizes: GroupSizes, num_t
     return max(_blocks_in_step(request, config, sizes, step) for step in steps)
 
 
-def blocks_at_gate(request: Request, config: EngineConfig, sizes: GroupSizes) -> int:
-    """Blocks that admission asks for on behalf of a prompt, if it asks for whole prompts."""
+def blocks_at_gate(request: Request, config: EngineConfig, sizes: GroupSizes, num_tokens: int) -> int:
+    """Blocks that admission asks for on behalf of `num_tokens` tokens, if it asks for all that are known.
+
+    For groups that give blocks back this is what any chunk of a prefill may hold, wherever it begins.
+    """
     limits = config.scheduler
     num_blocks = 0
     for group, size in zip(sizes.groups, sizes.block_sizes, strict=True):
-        needed = cdiv(_slots(group, request, request.num_tokens), size)
+        needed = cdiv(_slots(group, request, num_tokens), size)
         match group:
             case SlidingWindow():
                 tokens = min(group.window - 1 + limits.max_num_batched_tokens, limits.max_model_len)

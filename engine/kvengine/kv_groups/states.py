@@ -133,8 +133,9 @@ class StateGroup(GroupManager):
         assert isinstance(table, StateTable), "a state group was given the table of another"
         if table.unsaved is not None or step.num_cacheable == self._prompt_end(step):
             return 0
+        # The state at the end of the last block is to be noted when it is reached, and left alone afterwards.
         next_give_back = (table.num_retired + 1) * self.block_size + 1
-        return min(len(table.block_ids) * self.block_size, next_give_back) + 1
+        return min(len(table.block_ids) * self.block_size, next_give_back + 1)
 
     def _enter_prompt_end(self, table: StateTable, step: StepTokens) -> None:
         """Enter the state that a resent prompt would start from, again in each step in which it is still held."""
