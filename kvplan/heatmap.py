@@ -42,7 +42,7 @@ def _heat_map(recording: Recording) -> HeatMap | None:
     blocks_per_row = max(-(-recording.facts.num_blocks // MAX_ROWS), 1)
     for position in positions:
         snapshot = recording.read(int(position))
-        states = block_states(snapshot.block_codes)
+        states = block_states(snapshot.blocks.codes)
         steps.append(snapshot.step)
         used.append(_by_row(states >= BlockState.USED, blocks_per_row))
         cached.append(_by_row(states == BlockState.CACHED_FREE, blocks_per_row))

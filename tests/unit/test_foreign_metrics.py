@@ -30,7 +30,7 @@ def blocks(reading: EngineReading) -> tuple[int | None, int | None, int | None]:
         (b" \n\n", "empty"),
         (b"<html><body>502 Bad Gateway</body></html>", "HTML"),
         (b'{"detail":"Not Found"}', "JSON"),
-        (gzip.compress(b"vllm:num_requests_running 1\n"), "compressed"),
+        (gzip.compress(b"vllm:num_requests_running 1\n", mtime=0), "compressed"),
         (bytes(range(256)), "not a metrics text"),
         (b"hello\nworld\n", "not a metrics text"),
         ("vllm:num_requests_running 1\n".encode("utf-16"), "not a metrics text"),
