@@ -170,9 +170,13 @@ def _needed(plan: Plan) -> Document | None:
     if plan.inputs.demand is None or plan.demand.requests is None or plan.demand.kind is DemandKind.LENGTHS:
         return None
     needs = needs_of(plan)
+    if needs is None:
+        return None
     return {
         "requests": plan.demand.requests,
         "blocks": needs.blocks,
+        "decided_by": needs.decider.value,
+        "max_num_seqs": needs.max_num_seqs,
         "available_kv_bytes": needs.available_kv_bytes,
         "gpu_memory_bytes": needs.gpu_memory_bytes,
         "gpu_memory_utilization": needs.utilization,

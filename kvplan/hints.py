@@ -128,10 +128,11 @@ def _smaller_blocks(plan: Plan) -> Iterator[_Change]:
 def _more_of_the_card(plan: Plan) -> Iterator[_Change]:
     memory = plan.inputs.memory
     needs = needs_of(plan)
-    if memory.gpu is None or needs.utilization is None or needs.utilization > _HIGHEST_UTILIZATION:
+    if memory.gpu is None or needs is None or needs.utilization is None or needs.utilization > _HIGHEST_UTILIZATION:
         return
     fraction = math.ceil(max(needs.utilization, plan.inputs.fraction_of(memory.gpu).of_total) * 100) / 100
-    option = f"--gpu-memory-utilization {fraction}"
+    flag = "--mem-fraction-static" if plan.inputs.engine.engine is EngineKind.SGLANG else "--gpu-memory-utilization"
+    option = f"{flag} {fraction}"
     yield _Change(
         option=option, inputs=replace(plan.inputs, memory=replace(memory, fraction=MemoryFraction(of_total=fraction)))
     )
@@ -161,7 +162,10 @@ def _more_memory(plan: Plan) -> Iterator[_Change]:
     memory = plan.inputs.memory
     if memory.available_kv_bytes is None:
         return
-    needed = needs_of(plan).available_kv_bytes
+    needs = needs_of(plan)
+    if needs is None:
+        return
+    needed = needs.available_kv_bytes
     without_card = None if memory.gpu is not None and needed > memory.gpu.total_bytes else memory.gpu
     yield _Change(
         option=f"--available-kv {needed // MIB}MiB" if needed % MIB == 0 else f"--available-kv {needed}",

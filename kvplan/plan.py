@@ -293,7 +293,7 @@ def _obstacle(inputs: PlanInputs, stage: _Stage, available_bytes: int) -> str:
     if demand.tokens_max > capacity.max_model_len:
         return f"a request of {demand.tokens_max:,} tokens is longer than the {capacity.max_model_len:,} allowed"
     most = _limits(inputs, capacity).num_seqs
-    if demand.requests is not None and demand.requests > most and _seqs_are_limited(inputs):
+    if demand.requests is not None and demand.requests > most and seqs_are_limited(inputs):
         return f"{demand.requests:,} requests at once are more than the {most:,} allowed (--max-num-seqs)"
     paged = _paged(inputs, capacity, demand)
     if paged.fits or not demand_counts(inputs):
@@ -305,7 +305,7 @@ def _obstacle(inputs: PlanInputs, stage: _Stage, available_bytes: int) -> str:
     )
 
 
-def _seqs_are_limited(inputs: PlanInputs) -> bool:
+def seqs_are_limited(inputs: PlanInputs) -> bool:
     """Whether requests beyond the limit are refused: one that was typed, or an engine's own where none may wait."""
     engine = inputs.engine
     return engine.max_num_seqs is not None or (engine.engine is not EngineKind.PAGED and demand_counts(inputs))

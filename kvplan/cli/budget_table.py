@@ -3,6 +3,7 @@
 Everything shown stands in the document; only units, shares and bars are made here. No sign is by colour alone.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
         yield from _titled("Block sizes", _block_sizes(document))
     if document["needed"]:
         needed = document["needed"]
-        yield from _titled(f"What {needed['requests']:,} requests need", _needed(needed))
+        yield from _titled(f"What {needed['requests']:,} requests need", _needed(needed, document["capacity"]))
     if document["hints"]:
         yield from _titled("Try", _hints(document))
 
@@ -326,13 +327,20 @@ def _block_sizes(document: dict[str, Any]) -> "RenderableType":
     return table
 
 
-def _needed(needed: Mapping[str, Any]) -> str:
+def _needed(needed: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
     facts = f"{needed['blocks']:,} blocks, {format_bytes(needed['available_kv_bytes'])} of KV cache"
-    if needed["gpu_memory_bytes"] is None:
-        return facts
-    share = needed["gpu_memory_utilization"]
-    enough = f"or {share:.1%} of this one" if share <= 1 else "more than this one"
-    return f"{facts}; a GPU of {format_bytes(needed['gpu_memory_bytes'])}, {enough}"
+    if needed["gpu_memory_bytes"] is not None:
+        share = math.ceil(needed["gpu_memory_utilization"] * 1000) / 1000
+        enough = f"or {share:.1%} of this one" if share <= 1 else "more than this one"
+        facts += f"; a GPU of {format_bytes(needed['gpu_memory_bytes'])}, {enough}"
+    if needed["max_num_seqs"] is not None:
+        facts += f"; and --max-num-seqs {needed['max_num_seqs']}"
+    if needed["decided_by"] == "longest_request":
+        facts += (
+            f"\none request of the longest length decides, {capacity['max_model_len']:,} tokens: "
+            "it takes more than they do, and without room for it the engine does not start"
+        )
+    return facts
 
 
 def _hints(document: dict[str, Any]) -> "RenderableType":

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,14 @@ from kvplan.baselines import Design
 from kvplan.budget import MemoryFraction
 from kvplan.budget_report import budget_document
 from kvplan.capacity import EngineKind
+from kvplan.cli.options import read_size
 from kvplan.cli.output import csv_cell, flat_rows
 from kvplan.demand import Demand, lengths_demand, uniform_demand
-from kvplan.gpu_spec import UNKNOWN_RESERVE, GpuSpec, gpu_of_size
+from kvplan.gpu_spec import UNKNOWN_RESERVE, GpuSpec, gpu_of_size, load_gpu
 from kvplan.hints import find_hints
 from kvplan.model_config import model_from_config
 from kvplan.model_spec import ModelSpec
+from kvplan.needs import needs_of
 from kvplan.plan import EngineInputs, MemoryInputs, Outcome, Plan, PlanInputs, make_plan
 
 GIB = 2**30
@@ -203,13 +206,66 @@ def test_the_longest_request_that_fits_fits_and_one_block_more_does_not(given_in
         assert not replace(plan.capacity, max_model_len=longest + 1).holds_one_request
 
 
+@settings(max_examples=60, deadline=None)
+@given(inputs)
+def test_what_is_needed_is_enough_when_it_is_planned_with(given_inputs: PlanInputs) -> None:
+    needs = needs_of(make_plan(given_inputs))
+    assume(needs is not None)
+    assert needs is not None
+    engine, memory = given_inputs.engine, given_inputs.memory
+    if needs.max_num_seqs is not None:
+        engine = replace(engine, max_num_seqs=needs.max_num_seqs)
+
+    def verdict(memory: MemoryInputs) -> Outcome:
+        return make_plan(replace(given_inputs, engine=engine, memory=memory)).verdict.outcome
+
+    assert verdict(MemoryInputs(available_kv_bytes=needs.available_kv_bytes)) is Outcome.FITS
+    if needs.gpu_memory_bytes is not None:
+        assert memory.gpu is not None
+        assert verdict(replace(memory, gpu=replace(memory.gpu, total_bytes=needs.gpu_memory_bytes))) is Outcome.FITS
+        assert verdict(replace(memory, gpu=gpu_of_size(needs.gpu_memory_bytes))) is Outcome.FITS
+    if needs.utilization is not None and needs.utilization <= 1:
+        share = MemoryFraction(of_total=min(1.0, math.ceil(needs.utilization * 1000) / 1000))
+        assert verdict(replace(memory, fraction=share)) is Outcome.FITS
+
+
+def following(given_inputs: PlanInputs, option: str) -> PlanInputs:
+    """The inputs with one more option typed."""
+    flag, _, value = option.partition(" ")
+    engine, memory = given_inputs.engine, given_inputs.memory
+    match flag:
+        case "--max-model-len":
+            engine = replace(engine, max_model_len=int(value), fit_max_model_len=False)
+        case "--max-num-seqs":
+            engine = replace(engine, max_num_seqs=int(value))
+        case "--max-num-batched-tokens":
+            engine = replace(engine, max_num_batched_tokens=int(value))
+        case "--block-size":
+            engine = replace(engine, block_size=int(value))
+        case "--tp":
+            engine = replace(engine, tensor_parallel=int(value))
+        case "--enforce-eager":
+            engine = replace(engine, enforce_eager=True)
+        case "--kv-cache-dtype":
+            engine = replace(engine, kv_dtype=KVDtype(value))
+        case "--available-kv":
+            memory = replace(memory, available_kv_bytes=read_size(flag, value))
+        case "--gpu":
+            memory = replace(memory, gpu=load_gpu(value))
+        case _:
+            own = "--mem-fraction-static" if engine.engine is EngineKind.SGLANG else "--gpu-memory-utilization"
+            assert flag == own
+            memory = replace(memory, fraction=MemoryFraction(of_total=float(value)))
+    return replace(given_inputs, engine=engine, memory=memory)
+
+
 @settings(max_examples=50, deadline=None)
 @given(inputs)
 def test_a_hint_for_a_plan_that_may_not_fit_ends_in_one_that_does(given_inputs: PlanInputs) -> None:
     plan = make_plan(given_inputs)
-    hints = find_hints(plan)
-    if plan.verdict.outcome is not Outcome.FITS:
-        assert all(hint.effect.startswith("fits: ") for hint in hints)
+    assume(plan.verdict.outcome is not Outcome.FITS)
+    for hint in find_hints(plan):
+        assert make_plan(following(given_inputs, hint.option)).verdict.outcome is Outcome.FITS, hint
 
 
 def test_a_demand_of_none_counts_requests_of_the_longest_length() -> None:

@@ -16,7 +16,7 @@ from kvplan.gpu_spec import GpuSpec, gpu_of_size
 from kvplan.hints import find_hints
 from kvplan.model_config import model_from_config
 from kvplan.model_spec import ModelSpec, load_model
-from kvplan.needs import needs_of
+from kvplan.needs import Decider, needs_of
 from kvplan.plan import EngineInputs, MemoryInputs, Outcome, Plan, PlanInputs, make_plan
 
 GIB = 2**30
@@ -181,18 +181,32 @@ def test_needs_are_what_just_fits() -> None:
     plan = a_plan(3, demand=full_length_demand(64, requests=3))
 
     # 3 requests of 4 blocks and the null block.
-    assert needs_of(plan).available_kv_bytes == 13 * 1024
+    needs = needs_of(plan)
+    assert needs is not None
+    assert (needs.available_kv_bytes, needs.decider) == (13 * 1024, Decider.REQUESTS)
     assert a_plan(13, demand=plan.demand).verdict.outcome is Outcome.FITS
     assert a_plan(12, demand=plan.demand).verdict.outcome is Outcome.DOES_NOT_FIT
+
+
+def test_needs_name_the_limits_that_must_be_lifted_and_what_decides() -> None:
+    short = a_plan(3, demand=uniform_demand(prompt_tokens=16, output_tokens=0, requests=3), max_num_seqs=2)
+    needs = needs_of(short)
+
+    # 3 requests of a block; one of the longest length takes 4, and there is the null block.
+    assert needs is not None
+    assert (needs.blocks, needs.decider, needs.max_num_seqs) == (5, Decider.LONGEST_REQUEST, 3)
+    assert needs_of(a_plan(3, demand=uniform_demand(prompt_tokens=65, output_tokens=0, requests=3))) is None
 
 
 def test_needs_of_a_card_hold_where_the_estimates_turn_out_worst() -> None:
     plan = on_a_card(GIB)
     needs = needs_of(plan)
+    assert needs is not None
     assert needs.gpu_memory_bytes is not None
 
     assert on_a_card(needs.gpu_memory_bytes).verdict.outcome is Outcome.FITS
-    assert on_a_card(needs.gpu_memory_bytes - 4096).verdict.outcome is Outcome.MARGINAL
+    # Sizes are given in hundredths of a GiB.
+    assert on_a_card(needs.gpu_memory_bytes - GIB // 100).verdict.outcome is Outcome.MARGINAL
 
 
 def test_a_reserve_of_the_driver_is_not_for_the_engine() -> None:
