@@ -62,8 +62,9 @@ class KVLayout:
         """The engine's "KV cache size" in tokens.
 
         Gemma-3-27B with 14,745 blocks at length 32,768: 7 groups of 16-token blocks, 8,582 blocks a request.
-        0.16 prints 14,745 // 7 * 16 = 33,696, 0.32 prints floor(14,745 / 8,582 * 32,768) = 56,299.
+        0.16 prints 14,745 // 7 * 16 = 33,696, 0.32 prints floor(14,745 / 8,582 * 32,768) = 56,299. The division is in
+        floating point there, so a whole number may come out one less: 15,657 blocks, 11 a request of 176, are 250,511.
         """
         if not self.rules.tokens_are_concurrency_times_length:
             return num_blocks // len(self.groups) * self.smallest_block_size * bound.context_parallel_size
-        return int(self.max_concurrency(num_blocks, bound) * bound.max_model_len)
+        return int(num_blocks / self.blocks_per_request(bound) * bound.max_model_len)
