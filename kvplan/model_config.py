@@ -274,12 +274,12 @@ def _head_dim(reader: ConfigReader, family: Family, num_heads: int, hidden_size:
         stated = reader.first_count(family.head_dim, maximum=_MAX_HEADS)
     if stated:
         return stated
-    if hidden_size % num_heads:
+    if hidden_size % num_heads and family.heads_divide:
         raise reader.refuse(
             f"no {family.head_dim[0]}, and {family.hidden} {hidden_size} is not a multiple of "
             f"{family.heads} {num_heads}"
         )
-    return hidden_size // num_heads
+    return max(1, hidden_size // num_heads)
 
 
 def _max_model_len(reader: ConfigReader) -> int:

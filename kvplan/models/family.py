@@ -55,6 +55,8 @@ class Family:
     vocab: str = "vocab_size"
     head_dim: tuple[str, ...] = ("head_dim",)
     """Keys of the size of a head, else hidden size over heads; no keys where layers have sizes of their own."""
+    heads_divide: bool = True
+    """Whether heads must divide the hidden size where no key states their size; if not, it is rounded down."""
     kv_heads: KVHeadsRule = key_value_heads
     kinds: KindRule = all_full
     attention: Attention = _ATTENTION

@@ -131,6 +131,7 @@ _GLM4_MOE = Family(
     attention=Attention(qkv_bias=_ATTENTION_BIAS, qk_norm=QKNorm.PER_HEAD, qk_norm_key="use_qk_norm"),
     experts=Experts(count=("n_routed_experts",)),
     drafts=drafts_like("num_nextn_predict_layers", FULL),
+    heads_divide=False,
 )
 _ERNIE_MOE = Family(
     defaults=defaults(
@@ -563,7 +564,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3": QWEN3,
         "qwen2_5_omni_text": QWEN2_VL,
         "qwen3_moe": QWEN3_MOE,
-        "qwen3_omni_moe_text": replace(QWEN3_MOE, towers=True),
+        "qwen3_omni_moe_text": replace(
+            QWEN3_MOE,
+            defaults=defaults(
+                28, 28, 2048, 18944, 3584, 32768, num_key_value_heads=4, moe_intermediate_size=768, num_experts=128
+            ),
+            towers=True,
+            heads_divide=False,
+        ),
         "qwen3_vl_moe_text": replace(
             QWEN3_MOE,
             defaults=defaults(
