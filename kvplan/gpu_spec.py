@@ -30,6 +30,9 @@ class GpuSpec:
     is_unified: bool = False
     """Whether it shares the host's memory; its driver then tells no total."""
 
+    used_bytes: int = 0
+    """Held by other processes, where the card itself was asked."""
+
     @property
     def process_bytes(self) -> int:
         """The total that a process sees."""

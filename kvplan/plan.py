@@ -1,5 +1,6 @@
 """A model, a card and a demand to a pool and a verdict."""
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -276,6 +277,8 @@ def _obstacle(inputs: PlanInputs, stage: _Stage, available_bytes: int) -> str:
     engine, budget = inputs.engine, stage.budget
     capacity = stage.pool.fill(available_bytes)
     demand = _demand(inputs, capacity)
+    if (in_use := _in_use(inputs)) is not None:
+        return in_use
     if available_bytes == 0 and budget.shortfall_bytes:
         return f"weights and overhead need {format_bytes(budget.shortfall_bytes)} more than the engine may take"
     if engine.num_blocks is not None and capacity.available_bytes > available_bytes:
@@ -302,6 +305,21 @@ def _obstacle(inputs: PlanInputs, stage: _Stage, available_bytes: int) -> str:
     return (
         f"{demand.requests or 1:,} requests need {needed:,} blocks of {capacity.block_size}, "
         f"and {capacity.usable_blocks:,} are there: {paged.requests:,} of them fit"
+    )
+
+
+def _in_use(inputs: PlanInputs) -> str | None:
+    """Say that others hold what the engine would take: vLLM then refuses to start, however small the model is."""
+    gpu = inputs.memory.gpu
+    if gpu is None or inputs.memory.available_kv_bytes is not None or inputs.engine.engine is not EngineKind.VLLM:
+        return None
+    share = inputs.fraction_of(gpu).of_total
+    taken, free = math.ceil(gpu.process_bytes * share), gpu.process_bytes - gpu.used_bytes
+    if taken <= free or not gpu.used_bytes:
+        return None
+    return (
+        f"{format_bytes(gpu.used_bytes)} of the card are in use, {format_bytes(free)} are free, and the engine takes "
+        f"{format_bytes(taken)} ({share:g} of it): it does not start"
     )
 
 

@@ -68,6 +68,7 @@ def probe_gpu() -> GpuSpec:
         name=smallest.name,
         total_bytes=smallest.total_bytes,
         driver_reserve=sure(smallest.reserved_bytes, Evidence.MEASURED),
+        used_bytes=smallest.used_bytes,
     )
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvengine.errors import ConfigError
+from kvengine.units import MIB, format_bytes
 from kvplan.cli.budget_options import BudgetOptions
 from kvplan.cli.options import FormatOption, JsonOption, read_counts
 from kvplan.cli.output import Format, chosen_format, print_note
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from kvplan.plan import Plan, PlanInputs
 
 EXIT_DOES_NOT_FIT = 1
+_NOTED_BYTES = 100 * MIB
+"""Memory in use of which an idle card has less."""
 
 _MEMORY, _ENGINE, _REQUESTS = "Memory of one GPU", "Engine", "Requests that are there together"
 _SEVERAL = "Several GPUs"
@@ -270,6 +273,12 @@ def _print_notes(plan: "Plan") -> None:
         print_note(
             f"--max-model-len {engine.max_model_len} is beyond the model's own limit of {model.max_model_len:,}; "
             "engines refuse that unless told otherwise"
+        )
+    gpu = plan.inputs.memory.gpu
+    if gpu is not None and gpu.used_bytes >= _NOTED_BYTES:
+        print_note(
+            f"{format_bytes(gpu.used_bytes)} of this machine's {gpu.name} are in use by others now; "
+            "the parts below are those of an empty card"
         )
     if engine.speculative_tokens and not model.draft_layers:
         print_note("--speculative-tokens: the model has no draft layers of its own; a draft model's KV is not counted")

@@ -177,6 +177,22 @@ def test_a_fitted_length_is_the_length_of_the_requests_that_are_counted() -> Non
     assert one.verdict.outcome is Outcome.FITS
 
 
+def test_memory_that_others_hold_keeps_vllm_from_starting() -> None:
+    def on(used_bytes: int, **engine: Any) -> Plan:
+        gpu = replace(gpu_of_size(80 * GIB), used_bytes=used_bytes)
+        return make_plan(PlanInputs(model=a_model(), memory=MemoryInputs(gpu=gpu), engine=EngineInputs(**engine)))
+
+    # 0.92 of 80 GiB leaves 6.4 GiB to others.
+    assert on(6 * GIB).verdict.outcome is Outcome.FITS
+    full = on(7 * GIB).verdict
+    assert full.outcome is Outcome.DOES_NOT_FIT
+    assert full.reason == (
+        "7.00 GiB of the card are in use, 73.00 GiB are free, and the engine takes 73.60 GiB (0.92 of it): "
+        "it does not start"
+    )
+    assert on(7 * GIB, engine=EngineKind.PAGED).verdict.outcome is Outcome.FITS
+
+
 def test_needs_are_what_just_fits() -> None:
     plan = a_plan(3, demand=full_length_demand(64, requests=3))
 

@@ -70,11 +70,12 @@ def test_every_gpu_is_read_and_the_driver_is_let_go(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_smallest_card_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeNvml([("big", 81559, 551, 4), ("small", 23034, 500, 0)]))
+    install(monkeypatch, FakeNvml([("big", 81559, 551, 4), ("small", 23034, 500, 7)]))
     gpu = probe_gpu()
 
     assert (gpu.name, gpu.total_bytes) == ("small", 23034 * MIB)
     assert gpu.driver_reserve == sure(500 * MIB, Evidence.MEASURED)
+    assert gpu.used_bytes == 7 * MIB
 
 
 def test_a_driver_without_cards_and_no_driver_are_device_errors(monkeypatch: pytest.MonkeyPatch) -> None:
