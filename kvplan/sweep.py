@@ -1,4 +1,4 @@
-"""A sweep: the points of a grid, one after the other, each kept as soon as it is finished."""
+"""A sweep: the points of a grid, each kept as soon as it is finished."""
 
 import re
 from collections.abc import Sequence
@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplan.drive import Progress
-from kvplan.prepare import PreparedPoint, RequestStore
+from kvplan.executors import Executor, SerialExecutor, Task
+from kvplan.prepare import PreparedPoint
 from kvplan.results import PointResult, ResultsFile
-from kvplan.run import run_point
-from kvplan.run_model import LiveModels
 
 
 class SweepProgress(Protocol):
@@ -20,7 +19,7 @@ class SweepProgress(Protocol):
         ...
 
     def started(self, prepared: PreparedPoint, num_requests: int) -> Progress:
-        """A point begins; what is returned is told of its requests."""
+        """A point begins; what is returned is told of its requests. 0: how many is not known."""
         ...
 
     def finished(self, result: PointResult) -> None:
@@ -33,6 +32,7 @@ def run_sweep(
     results: ResultsFile,
     *,
     progress: SweepProgress,
+    executor: Executor | None = None,
     recordings: Path | None = None,
     retry: bool = False,
     debug: bool = False,
@@ -43,6 +43,7 @@ def run_sweep(
         points: The sweep.
         results: Where finished points are kept; one is written in one transaction, after it has finished.
         progress: Told what happens.
+        executor: Where points are run; in this process, one after the other, if not given.
         recordings: Folder for a telemetry recording of each live point; None for none.
         retry: Also run what the file holds and did not finish.
         debug: Check all invariants after every step.
@@ -54,39 +55,24 @@ def run_sweep(
         ConfigError: The results file cannot be written, or the engine cannot run a point's model.
         DeviceError: What runs the model is not there.
     """
-    models, store = LiveModels(), RequestStore()
-    return [_result_of(point, results, models, store, progress, recordings, retry, debug) for point in points]
+    kept: dict[str, PointResult] = {}
+    tasks: dict[str, Task] = {}
+    for prepared in points:
+        known = results.find(prepared.fingerprint)
+        if known is not None and (known.outcome == "finished" or not retry):
+            kept[prepared.fingerprint] = known
+            progress.skipped(known)
+        else:
+            recording = recording_path(recordings, prepared) if recordings is not None and prepared.is_live else None
+            tasks[prepared.fingerprint] = Task(prepared=prepared, recording=recording, debug=debug)
+    for result in (executor or SerialExecutor()).run([*tasks.values()], progress.started):
+        results.save(result)
+        kept[result.fingerprint] = result
+        progress.finished(result)
+    return [kept[prepared.fingerprint] for prepared in points]
 
 
 def recording_path(folder: Path, prepared: PreparedPoint) -> Path:
     """Where the recording of a point goes; another configuration never gets the same file."""
     label = re.sub(r"[^A-Za-z0-9._+-]+", "-", prepared.point.label or prepared.point.name)
     return folder / f"{label[:100]}-{prepared.fingerprint[:8]}.kvrec"
-
-
-def _result_of(
-    prepared: PreparedPoint,
-    results: ResultsFile,
-    models: LiveModels,
-    store: RequestStore,
-    progress: SweepProgress,
-    recordings: Path | None,
-    retry: bool,
-    debug: bool,
-) -> PointResult:
-    kept = results.find(prepared.fingerprint)
-    if kept is not None and (kept.outcome == "finished" or not retry):
-        progress.skipped(kept)
-        return kept
-    requests = store.requests(prepared)
-    result = run_point(
-        prepared,
-        requests,
-        models=models,
-        recording=recording_path(recordings, prepared) if recordings is not None and prepared.is_live else None,
-        progress=progress.started(prepared, len(requests)),
-        debug=debug,
-    )
-    results.save(result)
-    progress.finished(result)
-    return result

@@ -4,8 +4,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from kvplan.groups import OUTPUT_PER_STEP, OUTPUT_RATE, judged_figures
 from kvplan.prepare import PreparedPoint
 from kvplan.results import PointResult
 from kvplan.sweep import SweepProgress
@@ -40,18 +49,17 @@ class PointLines:
     def __init__(self, say: Callable[[str], None], num_points: int) -> None:
         self._say = say
         self._num_points = num_points
-        self._number = 0
+        self._numbers: dict[str, int] = {}
 
     def skipped(self, result: PointResult) -> None:
         """Say that an earlier sweep finished this point."""
-        self._number += 1
-        self._say(f"{self._place()} {_name(result)}: finished before")
+        self._say(f"{self._place(result.fingerprint)} {_name(result)}: finished before")
 
     def started(self, prepared: PreparedPoint, num_requests: int) -> "PointLines":
         """Say that a point begins."""
-        self._number += 1
         label = prepared.point.label or prepared.point.name
-        self._say(f"{self._place()} {label}: {num_requests} requests")
+        said = f"{num_requests} requests" if num_requests else "begins"
+        self._say(f"{self._place(prepared.fingerprint)} {label}: {said}")
         return self
 
     def advanced(self, finished_requests: int) -> None:
@@ -59,14 +67,15 @@ class PointLines:
 
     def finished(self, result: PointResult) -> None:
         """Say how a point went."""
-        self._say(f"{self._place()} {_name(result)}: {summary(result)}")
+        self._say(f"{self._place(result.fingerprint)} {_name(result)}: {summary(result)}")
 
-    def _place(self) -> str:
-        return f"[{self._number}/{self._num_points}]"
+    def _place(self, fingerprint: str) -> str:
+        number = self._numbers.setdefault(fingerprint, len(self._numbers) + 1)
+        return f"[{number}/{self._num_points}]"
 
 
 class PointBars:
-    """A bar over all points and one over the requests of the running point.
+    """A bar over all points, with the time that is left and the best so far, and one for each point that runs.
 
     Args:
         bars: Drawn by rich.
@@ -75,42 +84,64 @@ class PointBars:
 
     def __init__(self, bars: Progress, num_points: int) -> None:
         self._bars = bars
-        self._points = bars.add_task("points", total=num_points)
-        self._requests: TaskID | None = None
+        self._points = bars.add_task("points", total=num_points, start=True)
+        self._running: dict[str, TaskID] = {}
+        self._best: tuple[float, str] | None = None
 
     def skipped(self, result: PointResult) -> None:
         """Count a point that an earlier sweep finished."""
         self._bars.console.print(f"{_name(result)}: finished before", highlight=False, markup=False)
+        self._note_best(result)
         self._bars.advance(self._points)
 
-    def started(self, prepared: PreparedPoint, num_requests: int) -> "PointBars":
+    def started(self, prepared: PreparedPoint, num_requests: int) -> "PointBar":
         """Begin a bar for the requests of a point."""
-        self._requests = self._bars.add_task(prepared.point.label or prepared.point.name, total=num_requests)
-        return self
-
-    def advanced(self, finished_requests: int) -> None:
-        """Move the bar of the running point."""
-        if self._requests is not None:
-            self._bars.update(self._requests, completed=finished_requests)
+        task = self._bars.add_task(prepared.point.label or prepared.point.name, total=num_requests or None)
+        self._running[prepared.fingerprint] = task
+        return PointBar(self._bars, task)
 
     def finished(self, result: PointResult) -> None:
         """Replace the bar of the point by a line that says how it went."""
-        if self._requests is not None:
-            self._bars.remove_task(self._requests)
-            self._requests = None
+        task = self._running.pop(result.fingerprint, None)
+        if task is not None:
+            self._bars.remove_task(task)
         self._bars.console.print(f"{_name(result)}: {summary(result)}", highlight=False, markup=False)
+        self._note_best(result)
         self._bars.advance(self._points)
+
+    def _note_best(self, result: PointResult) -> None:
+        figures = judged_figures(result)
+        metric = OUTPUT_RATE if figures.output_tokens_per_s is not None else OUTPUT_PER_STEP
+        value = metric.of(figures)
+        if result.outcome != "finished" or value is None or (self._best is not None and value <= self._best[0]):
+            return
+        self._best = value, _name(result)
+        self._bars.update(self._points, description=f"points (best so far: {_name(result)}, {value:.1f} {metric.unit})")
+
+
+class PointBar:
+    """The bar of one point."""
+
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+
+    def advanced(self, finished_requests: int) -> None:
+        """Move the bar."""
+        self._bars.update(self._task, completed=finished_requests)
 
 
 def summary(result: PointResult) -> str:
     """How a point went, in a few words."""
-    figures = result.measured or result.planned
+    figures = judged_figures(result)
     if result.outcome == "does_not_fit":
         return "does not fit"
     if result.outcome == "unfinished":
-        return f"only {figures.finished_requests} of {result.num_requests} requests finished"
+        return f"only {figures.finished_requests or 0} of {result.num_requests} requests finished"
     source = "simulated" if result.measured is None else f"{figures.elapsed_s:.1f} s"
     rate = "" if figures.output_tokens_per_s is None else f", {figures.output_tokens_per_s:.1f} output tokens/s"
+    if figures.preemptions is None:
+        return f"{source}{rate}"
     preemptions = "1 preemption" if figures.preemptions == 1 else f"{figures.preemptions} preemptions"
     return f"{source}, {preemptions}{rate}"
 
@@ -125,6 +156,7 @@ def _bars(console: Console) -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console,
         transient=True,
     )

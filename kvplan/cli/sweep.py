@@ -1,13 +1,24 @@
 """`kvplan sweep`: a grid of runs from a YAML profile, resumable."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvplan.cli.options import FormatOption, JsonOption
 from kvplan.cli.output import Format, chosen_format, print_note, stderr_console
 from kvplan.cli.run import DebugOption, DryRunOption, ProfileArgument, QuietOption, ResultsOption, SetOption
+
+if TYPE_CHECKING:
+    from kvplan.executors import Executor
+
+
+class ExecutorKind(StrEnum):
+    """Where points are run."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def sweep_profile(
@@ -21,6 +32,11 @@ def sweep_profile(
     ] = None,
     no_recordings: Annotated[bool, typer.Option("--no-recordings", help="Leave no recordings.")] = False,
     overrides: SetOption = None,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Points at once, each in a process of its own.")] = 1,
+    executor: Annotated[
+        ExecutorKind,
+        typer.Option(help="Where points are run: here, or on a Ray cluster (RAY_ADDRESS, else a local one)."),
+    ] = ExecutorKind.LOCAL,
     retry: Annotated[
         bool, typer.Option("--retry", help="Run points again that did not finish their requests or do not fit.")
     ] = False,
@@ -30,7 +46,7 @@ def sweep_profile(
     output_format: FormatOption = Format.TABLE,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a grid of points one after the other: planned beside measured.
+    """Run a grid of points: planned beside measured.
 
     Each point is kept as soon as it has finished; started again, the sweep goes on with those that are missing. A
     changed profile or workload starts anew. Exits 1 if any point does not fit or did not finish its requests.
@@ -61,7 +77,15 @@ def sweep_profile(
         show_progress(stderr_console(), num_points=len(points), quiet=quiet) as progress,
     ):
         try:
-            finished = run_sweep(points, file, progress=progress, recordings=folder, retry=retry, debug=debug)
+            finished = run_sweep(
+                points,
+                file,
+                progress=progress,
+                executor=_executor(executor, jobs),
+                recordings=folder,
+                retry=retry,
+                debug=debug,
+            )
         except KeyboardInterrupt:
             num_kept = sum(file.find(point.fingerprint) is not None for point in points)
             print_note(f"interrupted: {num_kept} of {len(points)} points are kept; the same command goes on from there")
@@ -72,3 +96,17 @@ def sweep_profile(
         print_note(f"each live point is recorded; see the last one with: kvtop {recorded[-1]}")
     if any(point.outcome != "finished" for point in finished):
         raise typer.Exit(1)
+
+
+def _executor(kind: ExecutorKind, jobs: int) -> "Executor":
+    if kind is ExecutorKind.RAY:
+        from kvplan.ray_cluster import RayExecutor
+
+        return RayExecutor(jobs if jobs > 1 else None)
+    if jobs > 1:
+        from kvplan.processes import ProcessExecutor
+
+        return ProcessExecutor(jobs)
+    from kvplan.executors import SerialExecutor
+
+    return SerialExecutor()

@@ -104,14 +104,14 @@ def test_a_second_sweep_runs_nothing_and_prints_the_same(kvplan: Callable[..., D
 
 
 def test_an_interrupted_sweep_says_what_is_kept(kvplan: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvplan import sweep
+    from kvplan import executors
 
     def interrupted_at_16(prepared: PreparedPoint, *arguments: Any, **keywords: Any) -> PointResult:
         if prepared.config.block_size == 16:
             raise KeyboardInterrupt
         return run_point(prepared, *arguments, **keywords)
 
-    monkeypatch.setattr(sweep, "run_point", interrupted_at_16)
+    monkeypatch.setattr(executors, "run_point", interrupted_at_16)
     done = kvplan("sweep", "s.yaml")
     monkeypatch.undo()
 
