@@ -18,6 +18,8 @@ class MemoryFraction:
 
     of_total: float
     """Of the total that a process sees, as vLLM takes it; above 0 and at most 1."""
+    evidence: Evidence = Evidence.GIVEN
+    """Of a default, the table of what engines take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,9 @@ def divide_memory(
         evidence=least_sure(reserve, *(part.amount for part in charged)),
     )
     rest = _within(outside, gpu.total_bytes - reserve.size_bytes - taken)
-    unused = gpu.total_bytes - reserve.size_bytes - taken - sum(part.size_bytes for part in rest)
     parts = [
         *([Part(name="driver_reserve", amount=reserve)] if reserve.high_bytes else []),
-        Part(name="outside_utilization", amount=sure(unused, Evidence.GIVEN)),
+        Part(name="outside_utilization", amount=_outside(gpu, fraction, sum(part.size_bytes for part in rest))),
         *rest,
         *charged,
         Part(name="kv_cache", amount=available),
@@ -118,6 +119,17 @@ def least_sure(*amounts: Amount) -> Evidence:
     """Return the weakest evidence among amounts that count for something."""
     counted = [amount.evidence for amount in amounts if amount.high_bytes]
     return max(counted, key=_SURENESS.index, default=Evidence.GIVEN)
+
+
+def _outside(gpu: GpuSpec, fraction: MemoryFraction, known_bytes: int) -> Amount:
+    """Return what the engine leaves alone, but for what is known of it: less where the driver keeps more."""
+    reserve = gpu.driver_reserve
+    likely, *edges = (
+        max(0, process - _taken(process, fraction) - known_bytes)
+        for process in (gpu.total_bytes - size for size in (reserve.size_bytes, reserve.low_bytes, reserve.high_bytes))
+    )
+    evidence = max(fraction.evidence, least_sure(reserve), key=_SURENESS.index)
+    return Amount(size_bytes=likely, low_bytes=min(likely, *edges), high_bytes=max(likely, *edges), evidence=evidence)
 
 
 def _least(gpu: GpuSpec, fraction: MemoryFraction, charged: Sequence[Part]) -> int:

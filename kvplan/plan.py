@@ -56,7 +56,10 @@ class PlanInputs:
         """Return the engine's share of a card: the one that was given, else its default."""
         from kvplan.memory_parts import default_share
 
-        return self.memory.fraction or MemoryFraction(of_total=default_share(self.model, self.engine, gpu))
+        if self.memory.fraction is not None:
+            return self.memory.fraction
+        share = default_share(self.model, self.engine, gpu)
+        return MemoryFraction(of_total=share, evidence=Evidence.TABLE)
 
 
 class Outcome(StrEnum):

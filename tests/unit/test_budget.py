@@ -4,7 +4,7 @@ import pytest
 
 from kvengine.errors import ConfigError
 from kvplan.budget import MemoryBudget, MemoryFraction, Part, divide_memory, given_kv, least_sure
-from kvplan.estimate import Evidence, estimated, sure
+from kvplan.estimate import Amount, Evidence, estimated, sure
 from kvplan.gpu_spec import GpuSpec, gpu_of_size
 
 
@@ -40,6 +40,20 @@ def test_the_fraction_is_of_what_a_process_sees_and_rounds_up() -> None:
 
 def test_the_whole_card_can_be_taken() -> None:
     assert sizes(given_sizes(gpu_of_size(1000), 1.0, 0, 0))["kv_cache"] == 1000
+
+
+def test_what_is_left_alone_says_whose_share_it_is_and_moves_with_the_drivers_part() -> None:
+    card = GpuSpec(name="", total_bytes=1000, driver_reserve=estimated(10, 20, 40))
+
+    def outside(gpu: GpuSpec, evidence: Evidence) -> Amount:
+        budget = divide_memory(gpu, MemoryFraction(of_total=0.9, evidence=evidence), [])
+        (part,) = (part for part in budget.parts if part.name == "outside_utilization")
+        return part.amount
+
+    assert outside(gpu_of_size(1000), Evidence.GIVEN) == sure(100, Evidence.GIVEN)
+    assert outside(gpu_of_size(1000), Evidence.TABLE) == sure(100, Evidence.TABLE)
+    # A tenth of 990, 980 and 960.
+    assert outside(card, Evidence.TABLE) == estimated(96, 98, 99)
 
 
 def test_what_is_missing_is_a_part_of_its_own() -> None:
