@@ -65,6 +65,7 @@ def budget_document(plan: Plan, *, block_sizes: Sequence[int], hints: Sequence[H
         "kv": _kv(plan),
         "capacity": {
             "num_blocks": capacity.num_blocks,
+            "num_blocks_override": engine.num_blocks,
             "usable_blocks": capacity.usable_blocks,
             "kv_cache_tokens": capacity.kv_cache_tokens,
             "blocks_per_request": capacity.blocks_per_request,

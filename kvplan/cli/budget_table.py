@@ -66,7 +66,7 @@ def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
         gpu = document["gpu"]
         card = f" ({gpu['name']})" if gpu["name"] else ""
         yield from _titled(f"Memory of one GPU{card}: {format_bytes(gpu['total_bytes'])}", _memory(document))
-    yield from _titled(f"Pool: {format_bytes(document['available_kv']['bytes'])} of KV cache", _pool(document))
+    yield from _titled(_pool_title(document), _pool(document))
     if len(document["kv"]["groups"]) > 1:
         yield from _titled("Groups of layers that share a block table", _groups(document["kv"]))
     if document["workload"]["kind"] == "full_length" and document["workload"]["requests"] is None:
@@ -148,6 +148,14 @@ def _evidence(part: Mapping[str, Any]) -> str:
         low, high = format_bytes(part["low"]), format_bytes(part["high"])
     unit = high.partition(" ")[2]
     return f"{part['evidence']}, {low.removesuffix(f' {unit}')} to {high}"
+
+
+def _pool_title(document: dict[str, Any]) -> str:
+    override, there = document["capacity"]["num_blocks_override"], format_bytes(document["available_kv"]["bytes"])
+    if override is None:
+        return f"Pool: {there} of KV cache"
+    pool = f"Pool: {format_bytes(override * document['kv']['bytes_per_block'])} of KV cache in {override:,} blocks"
+    return f"{pool}, as asked; {there} would be there" if len(document["parts"]) > 1 else f"{pool}, as asked"
 
 
 def _pool(document: dict[str, Any]) -> "RenderableType":

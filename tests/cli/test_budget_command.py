@@ -286,6 +286,14 @@ def test_weights_that_do_not_fit_show_what_is_missing(budget: Budget) -> None:
     assert "MISSING" in in_table(budget, "llama-3.1-70b --gpu l4", code=1)
 
 
+def test_the_pool_of_a_typed_number_of_blocks_is_these_blocks(budget: Budget) -> None:
+    # 100 blocks of 2 MiB.
+    table = in_table(budget, "llama-3.1-8b --gpu h100-sxm --num-blocks-override 100 --max-model-len 1000")
+    assert "Pool: 200.00 MiB of KV cache in 100 blocks, as asked; 5" in table
+    alone = in_table(budget, "llama-3.1-8b --num-blocks-override 100 --max-model-len 1000")
+    assert "Pool: 200.00 MiB of KV cache in 100 blocks, as asked " in f"{alone} "
+
+
 def test_no_share_is_printed_where_no_slot_is_taken(budget: Budget) -> None:
     table = in_table(budget, "llama-3.1-8b --available-kv 8GiB --max-model-len 1000 --lengths 2000", code=1)
 
