@@ -231,12 +231,15 @@ def _launched(line: str) -> BudgetOptions:
 
 def _show_plan(options: BudgetOptions, compared: tuple[int, ...], output_format: Format, *, strict: bool) -> None:
     from kvplan.budget_report import budget_document
-    from kvplan.cli.budget_inputs import read_inputs
+    from kvplan.cli.budget_inputs import notes_on, read_inputs
     from kvplan.cli.budget_view import show_budget
     from kvplan.hints import find_hints
     from kvplan.plan import Outcome, make_plan
 
-    plan = make_plan(read_inputs(options))
+    inputs = read_inputs(options)
+    for note in notes_on(options, inputs):
+        print_note(note)
+    plan = make_plan(inputs)
     _print_notes(plan)
     show_budget(budget_document(plan, block_sizes=compared, hints=find_hints(plan)), output_format)
     failing = {Outcome.DOES_NOT_FIT, Outcome.MARGINAL} if strict else {Outcome.DOES_NOT_FIT}

@@ -30,6 +30,7 @@ _DTYPES: dict[str, KVDtype | None] = {
 }
 _KV_DTYPES = _DTYPES | dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"), KVDtype.FP8)
 _PACKED = ("fp8_ds_mla", "nvfp4_ds_mla", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4")
+_GPU_BLOCK_TOKENS = 16
 _THOUSANDS = {"k": 1_000, "m": 1_000_000, "K": 1_024, "M": 1_048_576}
 
 
@@ -49,6 +50,33 @@ def read_inputs(options: BudgetOptions) -> "PlanInputs":
     engine = _engine_inputs(options)
     demand = _demand(options, model, engine)
     return PlanInputs(model=model, memory=_memory_inputs(options, engine.engine), engine=engine, demand=demand)
+
+
+def notes_on(options: BudgetOptions, inputs: "PlanInputs") -> list[str]:
+    """Say which of the options change nothing, and which an engine would not take."""
+    from kvplan.capacity import EngineKind
+
+    notes = []
+    idle = [flag for flag, value in _of_the_card(options).items() if value is not None]
+    if idle and inputs.memory.available_kv_bytes is not None:
+        notes.append(f"{', '.join(idle)}: without effect beside --available-kv, which says what is left for KV")
+    elif idle and inputs.memory.gpu is None:
+        notes.append(f"{', '.join(idle)}: without effect beside --num-blocks-override where no card is named")
+    engine = inputs.engine
+    if engine.engine is EngineKind.VLLM and (engine.block_size or _GPU_BLOCK_TOKENS) % _GPU_BLOCK_TOKENS:
+        notes.append(
+            f"--block-size {engine.block_size}: vLLM's attention on GPUs takes multiples of {_GPU_BLOCK_TOKENS}"
+        )
+    return notes
+
+
+def _of_the_card(options: BudgetOptions) -> dict[str, str | None]:
+    return {
+        "--weights": options.weights,
+        "--overhead": options.overhead,
+        "--gpu-memory-utilization": options.gpu_memory_utilization,
+        "--mem-fraction-static": options.mem_fraction_static,
+    }
 
 
 def _engine_inputs(options: BudgetOptions) -> "EngineInputs":

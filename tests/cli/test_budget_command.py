@@ -294,6 +294,32 @@ def test_the_pool_of_a_typed_number_of_blocks_is_these_blocks(budget: Budget) ->
     assert "Pool: 200.00 MiB of KV cache in 100 blocks, as asked " in f"{alone} "
 
 
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        (
+            "--available-kv 8GiB --weights 1GiB --gpu-memory-utilization 0.5",
+            "--weights, --gpu-memory-utilization: without effect beside --available-kv, which says what is left for KV",
+        ),
+        (
+            "--num-blocks-override 600 --overhead 1GiB",
+            "--overhead: without effect beside --num-blocks-override where no card is named",
+        ),
+        (
+            "--available-kv 8GiB --block-size 10",
+            "--block-size 10: vLLM's attention on GPUs takes multiples of 16",
+        ),
+        ("--available-kv 8GiB --block-size 10 --engine paged", ""),
+        ("--gpu h100-sxm --weights 1GiB --block-size 32", ""),
+    ],
+)
+def test_an_option_that_changes_nothing_is_named(budget: Budget, options: str, note: str) -> None:
+    done = budget(f"llama-3.1-8b --max-model-len 1000 {options}")
+
+    assert done.code == 0
+    assert " ".join(done.stderr.split()) == (f"note: {note}" if note else "")
+
+
 def test_no_share_is_printed_where_no_slot_is_taken(budget: Budget) -> None:
     table = in_table(budget, "llama-3.1-8b --available-kv 8GiB --max-model-len 1000 --lengths 2000", code=1)
 
