@@ -96,12 +96,27 @@ def attention_constants(cache: PagedKV, groups: HeadGroups, window: int | None) 
         "BLOCK_SIZE": cache.block_size,
         "HEAD_DIM": cache.head_dim,
         "CHUNK": cache.chunk,
+        "VALUE_ALIGNMENT": _value_alignment(cache),
         "GROUP_SIZE": groups.size,
         "GROUP_ROWS": groups.rows,
         "GROUP_TILES": groups.tiles,
         "WINDOW": window or 0,
         "DIM_TILE": max(_SMALLEST_DOT, triton.next_power_of_2(cache.head_dim)),
     }
+
+
+def _value_alignment(cache: PagedKV) -> int:
+    """Elements of which every run of a block's values along its tokens starts at a multiple; 1 where nothing is known.
+
+    With key chunks a block's tokens lie side by side, so runs start where blocks do: all other strides are multiples
+    of the block size. A tile of keys begins at a multiple of 16 tokens.
+    """
+    block_size: int = cache.block_size
+    is_power = block_size & (block_size - 1) == 0
+    others = [stride for dim, stride in enumerate(cache.v.stride()) if dim != 1]
+    if cache.v.stride(1) != 1 or not is_power or any(stride % block_size for stride in others):
+        return 1
+    return min(block_size, _SMALLEST_DOT)
 
 
 @triton.jit
@@ -126,6 +141,7 @@ def load_keys_and_values(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     CHUNK: tl.constexpr,
+    VALUE_ALIGNMENT: tl.constexpr,
     DIM_TILE: tl.constexpr,
     TYPE: tl.constexpr,
 ):
@@ -146,7 +162,9 @@ def load_keys_and_values(
         block, offset, kv_head, dim, stride_k_block, stride_k_offset, stride_k_head, stride_k_chunk, stride_k_dim,
         CHUNK, CHUNK < HEAD_DIM,
     )  # fmt: skip
-    v_place = value_offsets(block, offset, kv_head, dim, stride_v_block, stride_v_offset, stride_v_head, stride_v_dim)
+    v_place = value_offsets(
+        block, offset, kv_head, dim, stride_v_block, stride_v_offset, stride_v_head, stride_v_dim, VALUE_ALIGNMENT
+    )
     k = tl.load(k_ptr + k_place, mask=seen & is_dim, other=0.0)
     if CHUNK < HEAD_DIM:
         # Values of one dimension lie together: loads run along the positions, which a mask by position would cut up.

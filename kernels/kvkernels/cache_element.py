@@ -33,9 +33,22 @@ def key_offsets(
 
 
 @triton.jit
-def value_offsets(block, offset, head, dim, stride_block, stride_offset, stride_head, stride_dim):
-    """Where the element `dim` of a value lies."""
-    return block * stride_block + offset * stride_offset + head * stride_head + dim * stride_dim
+def value_offsets(
+    block,
+    offset,
+    head,
+    dim,
+    stride_block,
+    stride_offset,
+    stride_head,
+    stride_dim,
+    ALIGNMENT: tl.constexpr,
+):
+    """Where the element `dim` of a value lies; runs of positions along axis 0 start at multiples of ALIGNMENT."""
+    place = block * stride_block + offset * stride_offset + head * stride_head + dim * stride_dim
+    if ALIGNMENT > 1:
+        place = tl.multiple_of(place, (ALIGNMENT, 1))
+    return place
 
 
 @triton.jit

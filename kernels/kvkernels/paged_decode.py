@@ -228,6 +228,7 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     CHUNK: tl.constexpr,
+    VALUE_ALIGNMENT: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     GROUP_TILES: tl.constexpr,
@@ -276,7 +277,7 @@ def _decode_kernel(
                 k_ptr, v_ptr, tables_ptr + row * stride_tables_row, kv_head, position, first_seen, end,
                 stride_k_block, stride_k_offset, stride_k_head, stride_k_chunk, stride_k_dim,
                 stride_v_block, stride_v_offset, stride_v_head, stride_v_dim, stride_tables_block,
-                BLOCK_SIZE, HEAD_DIM, CHUNK, DIM_TILE, q_ptr.dtype.element_ty,
+                BLOCK_SIZE, HEAD_DIM, CHUNK, VALUE_ALIGNMENT, DIM_TILE, q_ptr.dtype.element_ty,
             )  # fmt: skip
             highest, total, acc = softmax_step(q, k, v, seen[None, :], score_scale, highest, total, acc)
 

@@ -198,7 +198,7 @@ def _rope_store_kernel(
                 )
                 v = to_cache(v, v_scale_ptr, head, NUM_KV_HEADS, v_cache_ptr.dtype.element_ty)
                 v_place = value_offsets(
-                    block, offset, head, v_dim, stride_vc_block, stride_vc_offset, stride_vc_head, stride_vc_dim
+                    block, offset, head, v_dim, stride_vc_block, stride_vc_offset, stride_vc_head, stride_vc_dim, 1
                 )
                 tl.store(v_cache_ptr + v_place, v, mask=inside)
 

@@ -118,7 +118,7 @@ def _store_kv_kernel(
             stride_kc_dim, CHUNK, False,
         )  # fmt: skip
         v_place = value_offsets(
-            block, offset, head, dim, stride_vc_block, stride_vc_offset, stride_vc_head, stride_vc_dim
+            block, offset, head, dim, stride_vc_block, stride_vc_offset, stride_vc_head, stride_vc_dim, 1
         )
         tl.store(k_cache_ptr + k_place, k, mask=inside)
         tl.store(v_cache_ptr + v_place, v, mask=inside)

@@ -94,6 +94,7 @@ _ATTENTION = (
     replace(_LLAMA, block_size=1),
     replace(_LLAMA, block_size=128),
     _LLAMA_CHUNKS,
+    replace(_LLAMA_CHUNKS, block_size=8),
     _LLAMA_FP8,
     replace(_LLAMA_FP8, layout=KVLayout.KEY_CHUNKS),
     _SMOL,

@@ -116,6 +116,19 @@ def test_every_variant_compiles_for_every_architecture_within_its_bounds(compile
             assert 0 < kernel["registers"] <= 192
 
 
+def test_the_documented_table_is_what_compiles_now() -> None:
+    document = (ROOT / "docs" / "kernels.md").read_text()
+    _, _, block = document.partition(
+        "<!-- written by: python -m benchmarks.kernels --compile-only --sm 90 -->\n```text\n"
+    )
+    table = run_python("-m", "benchmarks.kernels", "--compile-only", "--sm", "90")
+    compiler = block.splitlines()[0]
+    if compiler != table.splitlines()[0]:
+        pytest.skip(f"the document's table says {compiler!r}; here it is {table.splitlines()[0]!r}")
+
+    assert block.partition("```")[0] == table
+
+
 def test_sixteen_bit_attention_uses_tensor_cores_and_wide_asynchronous_copies(compiled: dict[str, Any]) -> None:
     kernels = {
         (kernel["op"], kernel["case"], kernel["capability"]): kernel
