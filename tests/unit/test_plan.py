@@ -225,6 +225,19 @@ def test_needs_of_a_card_hold_where_the_estimates_turn_out_worst() -> None:
     assert on_a_card(needs.gpu_memory_bytes - GIB // 100).verdict.outcome is Outcome.MARGINAL
 
 
+def test_needs_count_the_most_that_the_driver_may_keep() -> None:
+    from kvplan.estimate import estimated
+
+    gpu = GpuSpec(name="", total_bytes=101 * GIB, driver_reserve=estimated(0, GIB // 2, GIB))
+    memory = MemoryInputs(gpu=gpu, fraction=MemoryFraction(of_total=0.5), weights_bytes=60 * GIB, overhead_bytes=GIB)
+    needs = needs_of(make_plan(PlanInputs(model=a_model(), memory=memory)))
+
+    # 61 GiB and 5 blocks of 1 KiB out of 100 GiB; twice as much and 1 GiB for the driver, to a hundredth of a GiB.
+    assert needs is not None
+    assert needs.utilization == (61 * GIB + 5 * 1024) / (100 * GIB)
+    assert needs.gpu_memory_bytes == 12_301 * GIB // 100
+
+
 def test_a_reserve_of_the_driver_is_not_for_the_engine() -> None:
     from kvplan.estimate import sure
 

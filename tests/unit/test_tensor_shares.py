@@ -5,7 +5,7 @@ import pytest
 from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
 from kvplan.checkpoint import StoredTensor, StoredWeights, weights_of
-from kvplan.estimate import Evidence
+from kvplan.estimate import Amount, Evidence, estimated, sure
 from kvplan.model_config import model_from_config
 from kvplan.model_spec import ModelSpec
 from kvplan.parameters import Geometry, Parallelism
@@ -166,3 +166,38 @@ def test_weights_that_nobody_knows_are_asked_for() -> None:
         rank_weights(odd, Parallelism(), 0, dtype=KVDtype.BFLOAT16)
     given = rank_weights(odd, Parallelism(), 0, dtype=KVDtype.BFLOAT16, given_bytes=5)
     assert (given.size_bytes, given.evidence) == (5, Evidence.GIVEN)
+
+
+# a_model: 4 layers of 2 * 1024 * 1024 for queries and output, 2 * 128 * 1024 for keys and values, 3 * 2048 * 1024 and
+# two norms of 1024; two tables of 1024 * 1024; a norm of 1024.
+PARAMETERS = 4 * 8_652_800 + 2 * 1_048_576 + 1024
+
+
+def test_a_known_shape_may_take_half_a_percent_more_and_no_less_than_its_vocabulary() -> None:
+    def amount(model: ModelSpec) -> Amount:
+        return rank_weights(model, Parallelism(), 0, dtype=KVDtype.BFLOAT16)
+
+    # 73,418,752 bytes and a 200th of them.
+    assert amount(a_model(None)) == estimated(73_418_752, 73_418_752, 73_785_845)
+    # 1,000 entries are padded to 1,024: 24 rows of 2,048 bytes in both tables that may not be there.
+    assert amount(a_model(None, vocab_size=1000)) == estimated(73_418_752 - 98_304, 73_418_752, 73_785_845)
+
+
+def test_a_quantised_shape_is_known_to_a_20th() -> None:
+    model = a_model(None, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    amount = rank_weights(model, Parallelism(), 0, dtype=KVDtype.BFLOAT16)
+
+    assert amount.evidence is Evidence.ESTIMATED
+    assert amount.size_bytes < PARAMETERS * 2
+    assert amount.high_bytes - amount.size_bytes == amount.size_bytes // 20
+    assert amount.size_bytes - amount.low_bytes == amount.size_bytes // 50
+
+
+def test_a_total_is_shared_out_with_a_margin_for_what_is_not_split() -> None:
+    total = StoredWeights(source="index", stored_bytes=PARAMETERS * 2, float_width=2)
+    amount = rank_weights(a_model(total), Parallelism(tensor=2), 0, dtype=KVDtype.BFLOAT16)
+
+    # The 9 norms of 1,024 are on both ranks: half of the rest and 9,216, in 2 bytes; at least a half of all, at most a
+    # 50th of the total more.
+    assert amount == estimated(36_709_376, 36_718_592, 36_718_592 + 1_468_375)
+    assert rank_weights(a_model(total), Parallelism(), 0, dtype=KVDtype.BFLOAT16) == sure(73_418_752, Evidence.EXACT)
