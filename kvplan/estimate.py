@@ -33,11 +33,6 @@ class Amount:
     def __post_init__(self) -> None:
         assert self.low_bytes <= self.size_bytes <= self.high_bytes, f"range out of order: {self}"
 
-    @property
-    def is_range(self) -> bool:
-        """Whether low and high differ."""
-        return self.low_bytes != self.high_bytes
-
 
 def sure(size_bytes: int, evidence: Evidence) -> Amount:
     """Return an amount without a range."""

@@ -112,10 +112,3 @@ class Attention:
                 return heads.query * heads.key_size + (all_keys if self.own_kv else 0)
             case _:
                 return 0
-
-
-def heads_with_values(shape: ModelShape, kind: LayerKind) -> Heads:
-    """Return heads whose values have a size of their own (`v_head_dim`)."""
-    heads = plain_heads(shape, kind)
-    value_size = shape.reader.optional_count("v_head_dim", minimum=0) or heads.key_size
-    return Heads(query=heads.query, kv=heads.kv, key_size=heads.key_size, value_size=value_size)
