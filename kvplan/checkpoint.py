@@ -54,19 +54,19 @@ class StoredWeights:
         return self.stored_bytes if self.float_width is None else self.stored_bytes * element_bytes // self.float_width
 
 
-def read_stored_weights(folder: Path, *, float_width: int | None) -> StoredWeights | None:
+def read_stored_weights(folder: Path, *, float_width: int | None, may_lack_files: bool = False) -> StoredWeights | None:
     """Read the headers in a model folder; None when it holds no weights.
 
     Args:
         folder: A folder as `save_pretrained` writes it.
         float_width: Bytes of an element as the configuration says, which an index does not; None where it is quantised.
+        may_lack_files: Whether it is a cache: of a model some of whose files are there, the index alone is read.
 
     Raises:
         ConfigError: A header is damaged, a file that the index names is not there, or one is shorter than its header
             says.
     """
-    if any(folder.glob("*.safetensors")):
-        files = safetensors_files(folder)
+    if files := _weight_files(folder, may_lack_files=may_lack_files):
         tensors = [tensor for path in files for tensor in _read_header(path)]
         plural = "s" if len(files) > 1 else ""
         return weights_of(tensors, source=f"{len(files)} safetensors header{plural}")
@@ -74,6 +74,18 @@ def read_stored_weights(folder: Path, *, float_width: int | None) -> StoredWeigh
         if (folder / name).is_file():
             return StoredWeights(source=name, stored_bytes=_index_total(folder / name), float_width=float_width)
     return None
+
+
+def _weight_files(folder: Path, *, may_lack_files: bool) -> list[Path]:
+    """Return the files whose headers tell; none where there are none, or a cache holds only some of them."""
+    if not any(folder.glob("*.safetensors")):
+        return []
+    try:
+        return safetensors_files(folder)
+    except ConfigError:
+        if may_lack_files:
+            return []
+        raise
 
 
 def weights_of(tensors: list[StoredTensor], *, source: str) -> StoredWeights:

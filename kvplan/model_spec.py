@@ -199,7 +199,9 @@ def load_model_profile(profile: Profile) -> ModelSpec:
     return model_from_config(data.config, name=profile.name, source=f"{source}: config", refuse_unread_keys=True)
 
 
-def model_from_folder(folder: Path, *, name: str, assume_standard: bool = False) -> ModelSpec:
+def model_from_folder(
+    folder: Path, *, name: str, assume_standard: bool = False, may_lack_files: bool = False
+) -> ModelSpec:
     """Read a model from a folder as `save_pretrained` writes it, with or without its weights.
 
     Raises:
@@ -214,9 +216,10 @@ def model_from_folder(folder: Path, *, name: str, assume_standard: bool = False)
     model = model_from_config(config, name=name, source=str(config_path), assume_standard=assume_standard)
     model = _with_outside_quantization(model, folder)
     plain_width = 4 if model.checkpoint_float32 else 2
-    return replace(
-        model, stored_weights=read_stored_weights(folder, float_width=None if model.quantization else plain_width)
+    stored = read_stored_weights(
+        folder, float_width=None if model.quantization else plain_width, may_lack_files=may_lack_files
     )
+    return replace(model, stored_weights=stored)
 
 
 def _with_outside_quantization(model: ModelSpec, folder: Path) -> ModelSpec:

@@ -53,6 +53,15 @@ def test_a_cached_model_is_read_without_the_hub(cache: Path) -> None:
     assert model.stored_weights.stored_bytes == 12_345
 
 
+def test_of_a_model_whose_files_are_cached_in_part_the_index_tells_the_size(cache: Path) -> None:
+    index = {"metadata": {"total_size": 12_345}, "weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    store(cache, {"config.json": LLAMA, "model.safetensors.index.json": index, "model-1.safetensors": {}})
+    stored = load_model("acme/small").stored_weights
+
+    assert stored is not None
+    assert (stored.source, stored.stored_bytes) == ("model.safetensors.index.json", 12_345)
+
+
 def test_a_stated_kv_type_beside_the_configuration_counts(cache: Path) -> None:
     outside = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
     store(cache, {"config.json": LLAMA, "hf_quant_config.json": outside})
