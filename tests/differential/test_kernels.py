@@ -21,7 +21,7 @@ def run_python(*arguments: str, **environment: str) -> str:
     inherited = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     inherited |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'engine'}:{ROOT / 'kernels'}"}
     command = [sys.executable, *arguments]
-    child = subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=200)
+    child = subprocess.run(command, env=inherited | environment, capture_output=True, text=True, timeout=290)
     assert child.returncode == 0, child.stderr
     return child.stdout
 

@@ -30,7 +30,7 @@ class Attend:
     fp8: bool = False
     rising: bool = False
     """Whether later keys are larger, so that the highest score is found again and again."""
-    chunks_too: bool = True
+    chunks_too: bool = False
     """Whether the layout with key chunks is tried beside the other."""
     seed: int = 0
 
@@ -276,6 +276,7 @@ def fuzz_case(seed: int) -> Case:
         block_size=chance.choice([1, 2, 4, 7, 16, 24, 64, 128]),
         window=chance.choice([None, None, 1, chance.randint(2, 90)]),
         fp8=fp8,
+        chunks_too=chance.random() < 0.5,
         seed=seed,
     )
     return each_dtype(attend)
@@ -285,54 +286,56 @@ RAGGED = [5, 17, 70, 0, 32]
 CHUNKS = {"context_lens": [5, 17, 45, 16], "query_lens": [5, 3, 22, 1]}
 
 CASES: dict[str, Case] = {
-    "decode: G=3, head_dim 24, an empty row": each_dtype(Attend(context_lens=RAGGED)),
+    "decode: G=3, head_dim 24, an empty row": each_dtype(Attend(context_lens=RAGGED, chunks_too=True)),
     "decode: one token": each_dtype(Attend(context_lens=[1], num_heads=1, head_dim=16)),
     "decode: only an empty row": each_dtype(Attend(context_lens=[0])),
-    "decode: block size 1": each_dtype(Attend(context_lens=RAGGED, block_size=1)),
-    "decode: blocks of 24, no power of two": each_dtype(Attend(context_lens=RAGGED, block_size=24)),
+    "decode: block size 1": each_dtype(Attend(context_lens=RAGGED, block_size=1, chunks_too=True)),
+    "decode: blocks of 24, no power of two": each_dtype(Attend(context_lens=RAGGED, block_size=24, chunks_too=True)),
     "decode: blocks longer than a tile, half full": each_dtype(Attend(context_lens=[64, 40], block_size=128)),
     "decode: MHA": each_dtype(Attend(context_lens=RAGGED, num_heads=2, num_kv_heads=2, head_dim=32)),
-    "decode: GQA 6/2": each_dtype(Attend(context_lens=RAGGED, num_heads=6, num_kv_heads=2, head_dim=64, block_size=4)),
-    "decode: head_dim 128": each_dtype(Attend(context_lens=[33], num_heads=4, head_dim=128)),
+    "decode: GQA 6/2": each_dtype(
+        Attend(context_lens=RAGGED, num_heads=6, num_kv_heads=2, head_dim=64, block_size=4, chunks_too=True)
+    ),
+    "decode: head_dim 128": each_dtype(Attend(context_lens=[33], num_heads=4, head_dim=128, chunks_too=True)),
     "decode: head_dim 8, less than a dot takes": each_dtype(Attend(context_lens=RAGGED, head_dim=8)),
     "decode: 20 query heads on one": each_dtype(Attend(context_lens=[40], num_heads=20, head_dim=16)),
     "decode: 71 query heads on one": each_dtype(Attend(context_lens=[40], num_heads=71, head_dim=16)),
-    "decode: three parts": each_dtype(
-        Attend(context_lens=[600, 3], num_heads=2, head_dim=16, block_size=64, chunks_too=False)
-    ),
-    "decode: exactly two parts, and one": float16_only(
-        Attend(context_lens=[512, 256, 257], num_heads=1, head_dim=16)
-    ),
+    "decode: three parts": each_dtype(Attend(context_lens=[600, 3], num_heads=2, head_dim=16, block_size=64)),
+    "decode: exactly two parts, and one": float16_only(Attend(context_lens=[512, 256, 257], num_heads=1, head_dim=16)),
     "decode: more parts than a tile of the sum": float16_only(
-        Attend(context_lens=[4700], num_heads=8, head_dim=16, block_size=128, chunks_too=False, rising=True)
+        Attend(context_lens=[4700], num_heads=8, head_dim=16, block_size=128, rising=True)
     ),
     "decode: window 1": each_dtype(Attend(context_lens=[40, 1], window=1)),
-    "decode: window 20": each_dtype(Attend(context_lens=[90, 20, 21, 3], window=20, block_size=4)),
+    "decode: window 20": each_dtype(Attend(context_lens=[90, 20, 21, 3], window=20, block_size=4, chunks_too=True)),
     "decode: a window over two parts": float16_only(Attend(context_lens=[600], window=300, num_heads=2, head_dim=16)),
     "decode: a window in a later part": each_dtype(Attend(context_lens=[600, 512], window=60, head_dim=16)),
     "decode: fp8 cache": each_dtype(
-        Attend(context_lens=RAGGED, num_heads=6, num_kv_heads=2, head_dim=32, fp8=True)
+        Attend(context_lens=RAGGED, num_heads=6, num_kv_heads=2, head_dim=32, fp8=True, chunks_too=True)
     ),
     "decode: fp8 cache, two parts": each_dtype(Attend(context_lens=[300], num_heads=2, head_dim=16, fp8=True)),
     "decode: the same alone": alone_and_in_company_case(Attend(context_lens=[300, 5, 70, 0], head_dim=16)),
     "decode, prefill: past 2**31 elements": far_block_case(),
     "decode: a padded plan": padded_step_case(),
-    "prefill: G=3, head_dim 24, chunks": each_dtype(Attend(**CHUNKS)),
+    "prefill: G=3, head_dim 24, chunks": each_dtype(Attend(**CHUNKS, chunks_too=True)),
     "prefill: one token": each_dtype(Attend(context_lens=[1], query_lens=[1], num_heads=1, head_dim=16)),
-    "prefill: block size 1": each_dtype(Attend(**CHUNKS, block_size=1)),
+    "prefill: block size 1": each_dtype(Attend(**CHUNKS, block_size=1, chunks_too=True)),
     "prefill: blocks of 24": each_dtype(Attend(**CHUNKS, block_size=24)),
     "prefill: a block longer than the context": each_dtype(Attend(context_lens=[40], query_lens=[40], block_size=128)),
     "prefill: MHA": each_dtype(Attend(**CHUNKS, num_heads=2, num_kv_heads=2, head_dim=32)),
-    "prefill: GQA 6/2": each_dtype(Attend(**CHUNKS, num_heads=6, num_kv_heads=2, head_dim=64, block_size=4)),
-    "prefill: head_dim 128": each_dtype(Attend(context_lens=[20], query_lens=[9], num_heads=4, head_dim=128)),
-    "prefill: 71 query heads on one": each_dtype(
-        Attend(context_lens=[20], query_lens=[3], num_heads=71, head_dim=16)
+    "prefill: GQA 6/2": each_dtype(
+        Attend(**CHUNKS, num_heads=6, num_kv_heads=2, head_dim=64, block_size=4, chunks_too=True)
     ),
+    "prefill: head_dim 128": each_dtype(
+        Attend(context_lens=[20], query_lens=[9], num_heads=4, head_dim=128, chunks_too=True)
+    ),
+    "prefill: 71 query heads on one": each_dtype(Attend(context_lens=[20], query_lens=[3], num_heads=71, head_dim=16)),
     "prefill: rows without a token": each_dtype(Attend(context_lens=[0, 20, 9], query_lens=[0, 4, 0], head_dim=16)),
     "prefill: window 1": each_dtype(Attend(**CHUNKS, window=1)),
-    "prefill: window 9": each_dtype(Attend(**CHUNKS, window=9, block_size=4)),
+    "prefill: window 9": each_dtype(Attend(**CHUNKS, window=9, block_size=4, chunks_too=True)),
     "prefill: a window longer than the context": each_dtype(Attend(**CHUNKS, window=500)),
-    "prefill: fp8 cache": each_dtype(Attend(**CHUNKS, num_heads=6, num_kv_heads=2, head_dim=32, fp8=True)),
+    "prefill: fp8 cache": each_dtype(
+        Attend(**CHUNKS, num_heads=6, num_kv_heads=2, head_dim=32, fp8=True, chunks_too=True)
+    ),
     "prefill: the same alone": alone_and_in_company_case(Attend(**CHUNKS, head_dim=16)),
     **{f"attention: random batch {seed}": fuzz_case(seed) for seed in range(6)},
-}  # fmt: skip
+}
