@@ -8,7 +8,7 @@ from kvengine.spec import KVDtype
 from kvplan.capacity import Capacity, EngineKind, fill_pool
 from kvplan.engine_inputs import EngineInputs
 from kvplan.kv_layout.capacity import KVLayout
-from kvplan.kv_layout.groups import KVGroup, group_layers
+from kvplan.kv_layout.groups import KVGroup, distinct_layers, group_layers
 from kvplan.kv_layout.layers import AttentionKind, AttentionLayer, Layer
 from kvplan.kv_layout.rules import VllmRules, vllm_rules
 from kvplan.kv_layout.sglang import WINDOW_TOKENS, SglangPool, sglang_layers
@@ -140,19 +140,16 @@ def _sglang_group(pool: SglangPool) -> KVGroup:
 def _paged_layers(pool: SglangPool, page: int) -> tuple[Layer, ...]:
     """Return the attention layers with pages of the engine's size, windows at their share of the cell.
 
-    Layers take whole bytes, together the cell's rounded down.
+    Layers take whole bytes, those of a kind together what they take of the cell rounded down.
     """
-    attention = [layer for layer in pool.layers if isinstance(layer, AttentionLayer)]
-    has_full = any(layer.kind is not AttentionKind.SLIDING_WINDOW for layer in attention)
-    paged: dict[tuple[int, int], AttentionLayer] = {}
-    result, before = [], Fraction(0)
-    for layer in attention:
-        after = before + _cell_share(layer, has_full=has_full)
-        token_bytes, before = floor(after) - floor(before), after
-        key = (id(layer), token_bytes)
-        if key not in paged:
-            paged[key] = _paged_layer(layer, page, token_bytes)
-        result.append(paged[key])
+    attention = [(layer, count) for layer, count in distinct_layers(pool.layers) if isinstance(layer, AttentionLayer)]
+    has_full = any(layer.kind is not AttentionKind.SLIDING_WINDOW for layer, _ in attention)
+    result: list[Layer] = []
+    for layer, count in attention:
+        share = _cell_share(layer, has_full=has_full)
+        larger = floor(share * count) - floor(share) * count
+        result += [_paged_layer(layer, page, floor(share) + 1)] * larger
+        result += [_paged_layer(layer, page, floor(share))] * (count - larger)
     return tuple(result)
 
 
