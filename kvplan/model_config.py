@@ -171,7 +171,11 @@ _NEEDS: tuple[tuple[str, tuple[str, ...], _Test], ...] = (
     ("local attention", ("attention_types", "dense_attention_every_n_layers", "attention_window_size"), _is_set),
     ("layers that share KV", ("num_kv_shared_layers", "use_cla"), _is_set),
     ("compressed KV", ("compress_ratios",), _is_set),
-    ("a sparse-attention index", ("index_topk", "indexer_types"), _is_set),
+    (
+        "a sparse-attention index",
+        ("index_topk", "indexer_types", "index_topk_blocks", "sparse_attention_config"),
+        _is_set,
+    ),
     (
         "state-space or linear-attention layers",
         (
