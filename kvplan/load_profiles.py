@@ -13,7 +13,7 @@ from kvengine.errors import ConfigError
 from kvplan.constraints import parse_constraint
 from kvplan.loading import FileSchema, did_you_mean
 from kvplan.profile_layers import Layer, LayeredDocument, detach, profile_path, read_layers
-from kvplan.run_document import RunDocument, run_document
+from kvplan.run_document import RunDocument, run_document, workload_document
 from kvplan.run_profile import Count, Point, RunProfile, check_profile
 from kvplan.workload import Workload
 
@@ -78,7 +78,7 @@ def load_workload(path: Path) -> Workload:
     Raises:
         ConfigError: The file is missing or not valid.
     """
-    workload = LayeredDocument(read_layers("workloads", str(path.absolute()))).decode(Workload)
+    workload = workload_document(read_layers("workloads", str(path.absolute()))).decode(Workload)
     workload.check(where=path.name)
     return workload
 

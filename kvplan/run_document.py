@@ -72,6 +72,11 @@ def run_document(layers: Iterable[Layer], *, folder: Path) -> RunDocument:
     return _add(empty, [*layers], folder)
 
 
+def workload_document(layers: Iterable[Layer]) -> LayeredDocument:
+    """Put layers of a workload together; a trace is found from the file that names it."""
+    return LayeredDocument(map(_with_trace_file, layers))
+
+
 def _add(document: RunDocument, layers: Sequence[Layer], folder: Path) -> RunDocument:
     run_layers: list[Layer] = []
     for layer in layers:
@@ -130,7 +135,7 @@ def _named(document: RunDocument, name: Layer) -> RunDocument:
     layers = document.read_workload(name.value, name.folder)
     return replace(
         document,
-        workload=LayeredDocument(map(_with_trace_file, layers)),
+        workload=workload_document(layers),
         workload_name=name.value,
         own_workload_layers=(),
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvengine.errors import CapacityError, ConfigError
-from kvplan.load_profiles import load_run
+from kvplan.load_profiles import load_run, load_sweep
 from kvplan.prepare import PreparedPoint, plan_engine, prepare
 from kvplan.run import run_point
 from kvplan.run_model import LiveModels
@@ -211,3 +211,17 @@ def test_more_gpus_hold_fewer_heads_each(tmp_path: Path) -> None:
     # 131,072 bytes a token on one GPU, a quarter of it on each of four.
     assert a_point(tmp_path, *keys).config.kv_cache.token_bytes == 131_072
     assert a_point(tmp_path, *keys, "tensor_parallel: 4").config.kv_cache.token_bytes == 32_768
+
+
+def test_reserving_engines_waste_most_of_their_memory_on_a_real_trace_and_blocks_next_to_none() -> None:
+    # The 60 to 80 % of Kwon et al. 2023 (section 1) for reservations of the longest length, on another service's trace.
+    points = prepare(load_sweep("allocators", overrides=["run.workload.trace.requests=200"]))
+    waste = {}
+    for prepared in points:
+        figures = simulate(prepared, prepared.requests()).figures
+        assert figures.tail_waste_fraction is not None
+        waste[prepared.point.settings["allocator"]] = figures.tail_waste_fraction
+
+    assert 0.6 < waste["contiguous"] < 0.85
+    assert waste["paged"] < 0.04
+    assert waste["token_level"] == 0
