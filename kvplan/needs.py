@@ -24,6 +24,9 @@ from kvplan.plan import (
 
 _MOST_TRIES = 16
 _MOST_BYTES = 2**60
+_SHARE_STEPS = 1000
+_TOO_SMALL = (_SHARE_STEPS + 1) / _SHARE_STEPS
+"""The share of a card of which all is not enough."""
 
 
 class Decider(StrEnum):
@@ -160,7 +163,22 @@ def _needed_share(inputs: PlanInputs, gpu: GpuSpec, available_bytes: int) -> flo
         if needed <= share:
             break
         share, fraction = needed, MemoryFraction(of_total=min(needed, 1.0))
-    return share
+    return share if share > 1 else _verified_share(inputs, gpu, share)
+
+
+def _verified_share(inputs: PlanInputs, gpu: GpuSpec, share: float) -> float:
+    """Return the share, or where another pipeline stage decides with it, the next that is enough, in thousandths."""
+
+    def fits(of_total: float) -> bool:
+        fraction = MemoryFraction(of_total=of_total)
+        return _fits(inputs, replace(inputs.memory, gpu=gpu, fraction=fraction, available_kv_bytes=None))
+
+    if fits(share):
+        return share
+    if not fits(1.0):
+        return _TOO_SMALL
+    found = _least(lambda count: fits(min(count / _SHARE_STEPS, 1.0)), above=int(share * _SHARE_STEPS), step=1)
+    return 1.0 if found is None else min(found / _SHARE_STEPS, 1.0)
 
 
 def _charged_at_worst(inputs: PlanInputs, gpu: GpuSpec, fraction: MemoryFraction | None) -> int:

@@ -12,7 +12,7 @@ from kvplan.capacity import EngineKind
 from kvplan.checkpoint import StoredWeights
 from kvplan.demand import full_length_demand, lengths_demand, uniform_demand
 from kvplan.estimate import Evidence
-from kvplan.gpu_spec import GpuSpec, gpu_of_size
+from kvplan.gpu_spec import GpuSpec, gpu_of_size, load_gpu
 from kvplan.hints import find_hints
 from kvplan.model_config import model_from_config
 from kvplan.model_spec import ModelSpec, load_model
@@ -223,6 +223,20 @@ def test_needs_of_a_card_hold_where_the_estimates_turn_out_worst() -> None:
     assert on_a_card(needs.gpu_memory_bytes).verdict.outcome is Outcome.FITS
     # Sizes are given in hundredths of a GiB.
     assert on_a_card(needs.gpu_memory_bytes - GIB // 100).verdict.outcome is Outcome.MARGINAL
+
+
+def test_a_needed_share_is_enough_for_whichever_pipeline_stage_decides_with_it() -> None:
+    many = uniform_demand(prompt_tokens=100, output_tokens=28, requests=400)
+    engine = EngineInputs(tensor_parallel=2, pipeline_parallel=2)
+    model, gpu = load_model("deepseek-v4-flash"), load_gpu("h100-sxm")
+    inputs = PlanInputs(model=model, memory=MemoryInputs(gpu=gpu), engine=engine, demand=many)
+    needs = needs_of(make_plan(inputs))
+
+    assert needs is not None
+    assert needs.utilization is not None
+    share = MemoryFraction(of_total=needs.utilization)
+    enough = replace(inputs, memory=MemoryInputs(gpu=gpu, fraction=share))
+    assert make_plan(enough).verdict.outcome is Outcome.FITS
 
 
 def test_needs_count_the_most_that_the_driver_may_keep() -> None:
