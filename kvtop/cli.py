@@ -1,23 +1,20 @@
 """The `kvtop` command: find what to watch, and watch it."""
 
-import stat
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvengine.errors import ConfigError, KVError, TelemetryError
-from kvengine.telemetry.reader import Attachment, RunningEngine, discover
+from kvengine.errors import ConfigError, DeviceError, KVError, TelemetryError
+from kvengine.telemetry.reader import Attachment
 from kvengine.telemetry.recording import Recording
-from kvengine.telemetry.state import StepSnapshot, StreamState
+from kvtop.targets import TOKEN_VARIABLE, EventsWanted, Opened, Server, open_target, running_engines
+
+if TYPE_CHECKING:
+    from kvtop.sources.base import Source
 
 EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
-FIRST_STEP_WITHIN_S = 30.0
-"""How long `--once` waits for an engine to finish a step."""
-NOTHING_RUNS_HINT = "start one with `kvplan run PROFILE`, or open a recording with `kvtop FILE`"
 
 app = typer.Typer(name="kvtop", add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -28,9 +25,26 @@ def watch(
         str | None,
         typer.Argument(
             metavar="TARGET",
-            help="A recording or an engine's socket; without it, the engines that run on this machine.",
+            help="A recording, an engine's socket, or http://HOST:PORT of a vLLM or SGLang server; without it, the "
+            f"engines that run on this machine. ${TOKEN_VARIABLE} holds a server's bearer token.",
         ),
     ] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-events",
+            metavar="ADDRESS",
+            help="Where a server publishes its KV events, tcp://HOST:PORT of its first rank; the server is asked if "
+            "this is left out.",
+        ),
+    ] = None,
+    kv_events_replay: Annotated[
+        str | None,
+        typer.Option("--kv-events-replay", metavar="ADDRESS", help="Where missed KV events can be asked for."),
+    ] = None,
+    no_kv_events: Annotated[
+        bool, typer.Option("--no-kv-events", help="Do not listen to a server's KV events.")
+    ] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="Open a recording that was cut off, and show the steps up to there.")
     ] = False,
@@ -40,10 +54,12 @@ def watch(
     """See the block pool: which request holds which block, step by step."""
     if as_json and not once:
         raise ConfigError("--json prints one state, so it goes with --once", hint="kvtop --once --json")
+    events = EventsWanted(live=kv_events, replay=kv_events_replay, is_off=no_kv_events)
+    _check_events(events)
     if once:
-        _print_once(_as_path(target), partial=partial)
+        _print_once(target, partial=partial, events=events)
         return 0
-    return _show(_as_path(target), partial=partial)
+    return _show(target, partial=partial, events=events)
 
 
 def run() -> None:
@@ -85,92 +101,77 @@ def _print_error(error: KVError) -> None:
         sys.stderr.write(f"hint: {' '.join(error.hint.split())}\n")
 
 
-def _as_path(target: str | None) -> Path | None:
-    if target is not None and "://" in target:
-        raise TelemetryError(f"{target}: only recordings and sockets of kvengine can be watched, no addresses")
-    return Path(target) if target is not None else None
+def _check_events(events: EventsWanted) -> None:
+    if events.is_off and events.live is not None:
+        raise ConfigError("--kv-events and --no-kv-events exclude each other")
+    if events.replay is not None and events.live is None:
+        raise ConfigError("--kv-events-replay goes with --kv-events, the address of the live events")
+    for option, address in (("--kv-events", events.live), ("--kv-events-replay", events.replay)):
+        if address is not None and not address.startswith(("tcp://", "ipc://")):
+            raise ConfigError(f"{option}: expected an address such as tcp://127.0.0.1:5557, got {address!r}")
+    if events.live is not None:
+        _require_zmq()
 
 
-def _show(target: Path | None, *, partial: bool) -> int:
-    engines = [] if target is not None else _running_engines()
-    only = target or (engines[0].path if len(engines) == 1 else None)
-    opened = _open(only, partial=partial) if only is not None else None
+def _require_zmq() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("zmq") is None:
+        raise DeviceError(
+            "listening to KV events needs pyzmq, which is not installed", hint="pip install 'pagedkv[events]'"
+        )
+
+
+def _show(target: str | None, *, partial: bool, events: EventsWanted) -> int:
+    engines = [] if target is not None or events.live is not None else running_engines()
+    only = str(engines[0].path) if len(engines) == 1 else target
+    opened = _open(only, partial=partial, events=events)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Textual reads keys from the one and draws on the other
-        if opened is not None:
+        if isinstance(opened, Recording | Attachment):
             opened.close()
         raise TelemetryError("the view needs a terminal on stdin and stderr", hint="kvtop --once --json")
 
     from kvtop.app import KvtopApp
-    from kvtop.sources.live import LiveSource
-    from kvtop.sources.recording import RecordingSource
 
-    source = RecordingSource(opened) if isinstance(opened, Recording) else LiveSource(opened) if opened else None
-    view = KvtopApp(source, engines=engines)
+    view = KvtopApp(_as_source(opened) if opened is not None else None, engines=engines)
     view.run()
     if view.failure is not None:
         raise view.failure
     return EXIT_BUG if view.return_code else 0  # Textual has printed the traceback of what went wrong
 
 
-def _running_engines() -> list[RunningEngine]:
-    engines = discover()
-    if not engines:
-        raise TelemetryError("no engine is running on this machine", hint=NOTHING_RUNS_HINT)
-    return engines
+def _open(target: str | None, *, partial: bool, events: EventsWanted) -> Opened | None:
+    if target is not None:
+        return open_target(target, partial=partial, events=events)
+    return Server(endpoint=None, events=events) if events.live is not None else None
 
 
-def _open(target: Path, *, partial: bool) -> Recording | Attachment:
-    """A recording or an engine, as the target is a file or a socket.
+def _as_source(opened: Opened) -> "Source":
+    match opened:
+        case Recording():
+            from kvtop.sources.recording import RecordingSource
 
-    Raises:
-        TelemetryError: It is neither, or cannot be read.
-    """
-    try:
-        mode = target.stat().st_mode
-    except OSError as error:
-        raise TelemetryError(f"{target}: {error.strerror}", hint=NOTHING_RUNS_HINT) from error
-    if stat.S_ISSOCK(mode):
-        return Attachment.open(target)
-    if not stat.S_ISREG(mode):
-        raise TelemetryError(f"{target}: neither a recording nor a socket")
-    return Recording.open(target, partial=partial)
+            return RecordingSource(opened)
+        case Attachment():
+            from kvtop.sources.live import LiveSource
+
+            return LiveSource(opened)
+        case Server():
+            from kvtop.sources.server import ServerSource
+
+            return ServerSource(opened)
 
 
-def _print_once(target: Path | None, *, partial: bool) -> None:
-    if target is None:
-        engines = _running_engines()
+def _print_once(target: str | None, *, partial: bool, events: EventsWanted) -> None:
+    if target is None and events.live is None:
+        engines = running_engines()
         if len(engines) > 1:
             names = ", ".join(str(engine.path) for engine in engines)
             raise TelemetryError(f"{len(engines)} engines are running: {names}", hint=f"kvtop --once {engines[0].path}")
-        target = engines[0].path
-    opened = _open(target, partial=partial)
-    snapshot = _last_state(opened) if isinstance(opened, Recording) else _first_state(opened)
+        target = str(engines[0].path)
+    opened = _open(target, partial=partial, events=events)
+    assert opened is not None, "there is a target, or an address of events"
 
-    from kvtop.state_json import state_as_json
+    from kvtop.once import once_as_json
 
-    sys.stdout.write(state_as_json(snapshot) + "\n")
-
-
-def _last_state(recording: Recording) -> StepSnapshot:
-    with recording:
-        return recording.read(len(recording) - 1)
-
-
-def _first_state(attachment: Attachment) -> StepSnapshot:
-    from kvengine.telemetry.schema import Hello
-
-    state: StreamState | None = None
-    give_up_s = time.monotonic() + FIRST_STEP_WITHIN_S
-    with attachment:
-        while time.monotonic() < give_up_s:
-            frames = attachment.receive(0.5)
-            if frames is None:
-                raise TelemetryError(f"{attachment.path}: the engine went away before it finished a step")
-            for frame in frames:
-                if isinstance(frame, Hello):
-                    state = StreamState(frame)
-                elif state is not None:
-                    state.apply(frame)
-            if state is not None and state.is_started:
-                return state.freeze()
-    raise TelemetryError(f"{attachment.path}: the engine finished no step within {FIRST_STEP_WITHIN_S:g} s")
+    sys.stdout.write(once_as_json(opened) + "\n")

@@ -46,6 +46,20 @@ def seconds(value: float | None) -> str:
     return f"{minutes // 60}h{minutes % 60:02}m"
 
 
+def latency(value_s: float | None) -> str:
+    """A waiting time with three digits that count: `850us`, `12.5ms`, `1.30s`, `2m05s`."""
+    if value_s is None:
+        return MISSING
+    if value_s >= 60:
+        return seconds(value_s)
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        scaled = value_s * factor
+        if scaled >= 0.9995 or unit == "us":
+            digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
+            return f"{scaled:.{digits}f}{unit}" if value_s else "0s"
+    raise AssertionError("microseconds take all that is left")
+
+
 def plural(value: int, noun: str) -> str:
     """A count with its noun: `1 block`, `12 blocks`."""
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"

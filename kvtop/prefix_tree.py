@@ -1,7 +1,7 @@
 """The prefix tree of a pool: which blocks continue which, drawn together where nothing branches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,9 @@ class Segment:
     first: int
     """The block that it begins with."""
     num_blocks: int
-    num_holders: int
-    """Table entries that name each of its blocks: requests that hold it; 0 for what is only cached."""
+    num_holders: int | None
+    """Table entries that name each of its blocks: requests that hold it; 0 for what is only cached; None where that
+    is not known."""
     num_blocks_below: int
     """Blocks of the segment and of all that continues it."""
     depth: int
@@ -41,7 +42,7 @@ class Segment:
     @property
     def num_saved(self) -> int:
         """Blocks that would be needed more if each holder had its own."""
-        return self.num_blocks * max(self.num_holders - 1, 0)
+        return self.num_blocks * max((self.num_holders or 0) - 1, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,12 @@ class PrefixTree:
     order: Ids
     starts: Sequence[int]
     """Where the blocks of each segment begin in `order`."""
+    labels: Sequence[str] = ()
+    """What to call each segment, where its blocks' numbers say nothing."""
+
+    def with_labels(self, labels: Sequence[str]) -> "PrefixTree":
+        """The same with a label for each segment."""
+        return replace(self, labels=labels)
 
     def blocks_of(self, index: int) -> list[int]:
         """The blocks of a segment, from first to last."""
@@ -100,8 +107,22 @@ def build_tree(columns: BlockColumns, parents: Ids, is_orphan: NDArray[np.bool_]
     """The prefix tree of what is held or cached now; see `parents_of`."""
     ref_counts = (columns.codes >> REF_COUNT_SHIFT).astype(np.int64)
     nodes = np.flatnonzero(parents != OUTSIDE)
-    nodes = nodes[nodes != ROOT]
-    heads, offsets = _chains(nodes, parents, ref_counts)
+    return arrange_blocks(nodes[nodes != ROOT], parents, is_orphan, kinds=ref_counts, holders=ref_counts)
+
+
+def arrange_blocks(
+    nodes: Ids, parents: Ids, is_orphan: NDArray[np.bool_], *, kinds: Ids, holders: Ids | None
+) -> PrefixTree:
+    """Put blocks together where nothing branches, and the pieces in the order of the tree.
+
+    Args:
+        nodes: The blocks.
+        parents: The block before each block, by number; `ROOT` for none.
+        is_orphan: Whether something before a block is missing, by number.
+        kinds: Blocks of different kinds are never put together, by number.
+        holders: How many requests hold a block, by number; None where that is not known.
+    """
+    heads, offsets = _chains(nodes, parents, kinds)
     # Blocks of a segment lie together, from first to last.
     by_segment = nodes[np.lexsort((offsets[nodes], heads[nodes]))]
     firsts, begins, lengths = np.unique(heads[by_segment], return_index=True, return_counts=True)
@@ -113,16 +134,16 @@ def build_tree(columns: BlockColumns, parents: Ids, is_orphan: NDArray[np.bool_]
         lengths.tolist(),
         parent_of,
         by_segment,
-        ref_counts[firsts].tolist(),
+        holders[firsts].tolist() if holders is not None else [None] * len(firsts),
         is_orphan[firsts].tolist(),
     )
 
 
-def _chains(nodes: Ids, parents: Ids, ref_counts: Ids) -> tuple[Ids, Ids]:
+def _chains(nodes: Ids, parents: Ids, kinds: Ids) -> tuple[Ids, Ids]:
     """For each block the first of its segment, and how many blocks lie between them."""
     before = parents[nodes]
     num_children = np.bincount(before[before > 0], minlength=len(parents))
-    goes_on = (before > 0) & (num_children[before] == 1) & (ref_counts[nodes] == ref_counts[before])
+    goes_on = (before > 0) & (num_children[before] == 1) & (kinds[nodes] == kinds[before])
     heads = np.arange(len(parents), dtype=np.int64)
     heads[nodes[goes_on]] = before[goes_on]
     offsets = np.zeros(len(parents), dtype=np.int64)
@@ -143,7 +164,7 @@ def _arrange(
     lengths: Sequence[int],
     parent_of: Sequence[int],
     by_segment: Ids,
-    ref_counts: Sequence[int],
+    holders: Sequence[int | None],
     are_orphans: Sequence[bool],
 ) -> PrefixTree:
     """Put the segments in the order of the tree, and add up what lies below each."""
@@ -166,7 +187,7 @@ def _arrange(
             Segment(
                 first=firsts[old],
                 num_blocks=lengths[old],
-                num_holders=ref_counts[old],
+                num_holders=holders[old],
                 num_blocks_below=below[old],
                 depth=before.depth + 1 if before else 0,
                 position=before.position + before.num_blocks if before else 0,

@@ -39,6 +39,8 @@ class TrendPoint:
     """A high percentile of the last while, where single values are not known."""
     token_gap_s: float = np.nan
     """The same for the time between two output tokens."""
+    breaks: float = 0
+    """How often something was missed before: counters on the two sides of a break cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +145,10 @@ class TrendLog:
         def most(name: str) -> list[Column]:
             return _known(np.fmax.reduceat(column[name], starts))
 
+        is_broken = np.diff(column["breaks"][edges]) > 0
+
         def change(name: str) -> NDArray[np.float64]:
-            return np.diff(column[name][edges])
+            return np.where(is_broken, np.nan, np.diff(column[name][edges]))
 
         with np.errstate(divide="ignore", invalid="ignore"):
             output_per_s = change("output_tokens") / change("time_s")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvengine.telemetry.engine_reading import EngineReading
 from kvengine.telemetry.history import Event, EventKind, Sample
 from kvengine.telemetry.schema import Hello, RequestState, Status
 from kvengine.telemetry.state import StepUpdate
@@ -12,7 +13,8 @@ from kvtop.map_order import MapColour, MapOrder
 from kvtop.picture import Picture
 from kvtop.playback import Playhead
 from kvtop.pool import Pool
-from kvtop.trends import TrendLog
+from kvtop.server_view import ServerPicture
+from kvtop.trends import TrendLog, TrendPoint
 
 MAX_EVENTS = 20_000
 """A live view drops the older half of its events beyond this many."""
@@ -37,6 +39,19 @@ class Phase(StrEnum):
     GONE = "gone"
     """The engine is not there any more and did not say goodbye."""
     REPLAY = "replay"
+    FAILING = "failing"
+    """A server gives no answer with figures; the last one stays."""
+
+
+class Knowledge(StrEnum):
+    """What a source can know."""
+
+    FULL = "FULL"
+    """Blocks by id, owners, block tables: our engine, or a recording of it."""
+    EVENTS = "EVENTS"
+    """The cached blocks by hash, and totals where metrics are asked for too."""
+    METRICS = "METRICS"
+    """Totals only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +80,9 @@ class ViewModel:
 
     source_name: str
     is_recording: bool
+    is_server: bool = False
+    """A vLLM or SGLang server: there is a `server`, and never a picture."""
+    server: ServerPicture | None = None
     facts: Hello | None = None
     pool: Pool | None = None
     """The blocks that the picture is made of."""
@@ -111,9 +129,18 @@ class ViewModel:
         if self.cursor is not None and self.cursor >= update.facts.num_blocks:
             self.cursor = None
 
-    def take_history(self, samples: Sequence[Sample], events: Sequence[Event]) -> None:
+    def take_server(self, picture: ServerPicture) -> None:
+        """Show what is known of a server."""
+        self.server = picture
+        self.received_s = picture.metrics.read_at_s if picture.metrics is not None else None
+
+    def take_history(
+        self, samples: Sequence[Sample], events: Sequence[Event], points: Sequence[TrendPoint] = ()
+    ) -> None:
         """Add what happened since the last call."""
         self.trends.extend(samples)
+        for point in points:
+            self.trends.add(point)
         self.events += events
         if not self.is_recording and len(self.events) > MAX_EVENTS:
             del self.events[: len(self.events) // 2]
@@ -122,8 +149,33 @@ class ViewModel:
         """How long ago the picture came; None without one and for a recording, which does not age."""
         return None if self.received_s is None or self.is_recording else now_s - self.received_s
 
+    @property
+    def step(self) -> int | None:
+        """The step shown, or the number of a server's last answer; None before the first."""
+        if self.picture is not None:
+            return self.picture.step
+        metrics = self.server.metrics if self.server is not None else None
+        return metrics.number if metrics is not None else None
+
+    @property
+    def total(self) -> EngineReading | None:
+        """What a server says of all its engines together."""
+        metrics = self.server.metrics if self.server is not None else None
+        return metrics.total if metrics is not None else None
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What the source can know."""
+        if not self.is_server:
+            return Knowledge.FULL
+        is_listening = self.server is not None and self.server.events.num_blocks is not None
+        return Knowledge.EVENTS if is_listening else Knowledge.METRICS
+
     def is_stale(self, now_s: float) -> bool:
         """Whether the picture must not pass for the present."""
+        if self.is_server:
+            metrics = self.server.metrics if self.server is not None else None
+            return metrics is not None and metrics.is_stale(now_s)
         age_s = self.age_s(now_s)
         return self.status.phase in (Phase.LOST, Phase.GONE, Phase.ENDED) or (
             age_s is not None and age_s > STALE_AFTER_S
@@ -154,6 +206,8 @@ class ViewModel:
 
     def num_events_shown(self) -> int:
         """How many of the events have happened by the step shown."""
+        if self.is_server:
+            return len(self.events)
         if self.picture is None:
             return 0
         return bisect_right(self.events, self.picture.step, key=lambda event: event.step)
@@ -161,22 +215,25 @@ class ViewModel:
     def next_incident(self, *, forward: bool) -> Event | None:
         """The nearest other preemption or eviction burst; None if there is none.
 
-        A recording is looked through from the step shown; a live log from the incident found last.
+        A recording is looked through from the step shown; a live log from the incident found last, or from its end.
         """
-        if self.picture is None:
-            return None
-        start = self.picture.step
-        if not self.is_recording and self.incident is not None:
-            start = self.incident.step
-        elif not self.is_recording:
-            start += 1
-        incidents = (event for event in (self.events if forward else reversed(self.events)) if self._is_incident(event))
-        return next((event for event in incidents if (event.step > start if forward else event.step < start)), None)
+        if self.is_recording:
+            if self.picture is None:
+                return None
+            step = self.picture.step
+            later = [event for event in self.events if event.step > step]
+            earlier = [event for event in self.events if event.step < step]
+        else:
+            start = self.events.index(self.incident) if self.incident in self.events else len(self.events)
+            later, earlier = self.events[start + 1 :], self.events[:start]
+        return next(filter(self._is_incident, later if forward else reversed(earlier)), None)
 
     def _is_incident(self, event: Event) -> bool:
         if event.kind is EventKind.PREEMPT:
             return True
         num_blocks = self.facts.num_blocks if self.facts is not None else 0
+        if self.total is not None:
+            num_blocks = self.total.gauges.num_blocks or 0
         return event.kind is EventKind.EVICT and event.amount >= max(MIN_BURST, num_blocks * BURST_SHARE)
 
 

@@ -1,6 +1,7 @@
 """One watch: panes around one `ViewModel`, fed by one source."""
 
 import time
+from threading import Thread
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -12,17 +13,19 @@ from textual.widgets import Footer
 from kvtop import formats
 from kvtop.pacing import Pacer
 from kvtop.screens.prompt import Prompt
-from kvtop.sources.base import Source, StatusChanged
+from kvtop.sources.base import Source, SourceBroke, StatusChanged
 from kvtop.sources.recording import ChangeSpeed, Command, RecordingSource, Seek, SeekStep, SeekTime, StepBy, TogglePlay
 from kvtop.view_model import ViewModel
 from kvtop.widgets.block_detail import BlockDetail
 from kvtop.widgets.block_table import BlockTable
+from kvtop.widgets.engine_totals import EngineTotals
 from kvtop.widgets.event_log import EventLog
 from kvtop.widgets.line_pane import LinePane
 from kvtop.widgets.playback_bar import PlaybackBar
 from kvtop.widgets.pool_map import PoolMap
 from kvtop.widgets.prefix_list import PrefixList
 from kvtop.widgets.request_list import RequestList
+from kvtop.widgets.server_figures import ServerFigures
 from kvtop.widgets.state_line import StateLine
 from kvtop.widgets.trend_chart import TrendChart
 from kvtop.widgets.waste_table import WasteTable
@@ -47,6 +50,7 @@ PANES = (
     ("7", "waste", "Waste"),
 )
 RECORDING_ONLY = {"step", "speed", "seek", "go_to"}
+BLOCKS_ONLY = {"find", "rate"}
 
 
 class WatchScreen(Screen[None]):
@@ -113,9 +117,13 @@ class WatchScreen(Screen[None]):
         self._text_drawn_s = 0.0
         self._drawn_s = 0.0
         self._map_pace = Pacer(MAP_SHARE)
-        self.model = model = ViewModel(source_name=source.name, is_recording=source.is_recording)
+        self.model = model = ViewModel(
+            source_name=source.name, is_recording=source.is_recording, is_server=source.is_server
+        )
         self.state_line = StateLine(model)
         self.map = PoolMap(model)
+        self.engines = EngineTotals(model)
+        self.figures = ServerFigures(model)
         self.block = BlockDetail(model)
         self.waste = WasteTable(model)
         self.requests = RequestList(model)
@@ -130,12 +138,12 @@ class WatchScreen(Screen[None]):
         yield self.state_line
         with Horizontal(id="body"):
             with Vertical(id="left"):
-                yield self.map
+                yield self.engines if self.model.is_server else self.map
                 with Horizontal(id="details"):
                     yield self.block
                     yield self.waste
             with Vertical(id="side"):
-                yield self.requests
+                yield self.figures if self.model.is_server else self.requests
                 yield self.table
                 yield self.prefixes
         with Horizontal(id="bottom"):
@@ -147,22 +155,35 @@ class WatchScreen(Screen[None]):
     def on_mount(self) -> None:
         """Start watching."""
         self.set_class(self.source.is_recording, "-recording")
+        self.set_class(self.source.is_server, "-server")
         self.set_interval(TICK_S, self._tick)
-        self.requests.focus()
-        self.run_worker(lambda: self.source.run(self.post_message), thread=True, name=self.source.name)
+        (self.figures if self.model.is_server else self.requests).focus()
+        Thread(target=self._read, name=self.source.name, daemon=True).start()
 
     def on_unmount(self) -> None:
         """Let the worker end."""
         self.source.stop()
 
+    def _read(self) -> None:
+        """Run the source on its thread; a daemon, so that nothing waits for a server that does not answer."""
+        try:
+            self.source.run(self.post_message)
+        except Exception as error:  # noqa: BLE001
+            self.post_message(SourceBroke(error))
+
+    def on_source_broke(self, message: SourceBroke) -> None:
+        """Fail as the source did: a bug is never hidden."""
+        raise message.error
+
     @property
     def panes(self) -> tuple[LinePane, ...]:
         """All that a new picture changes, but for the two lines of figures."""
+        is_server = self.model.is_server
         return (
-            self.map,
+            self.engines if is_server else self.map,
             self.block,
             self.waste,
-            self.requests,
+            self.figures if is_server else self.requests,
             self.table,
             self.prefixes,
             self.trend,
@@ -174,7 +195,11 @@ class WatchScreen(Screen[None]):
     def on_news_arrived(self) -> None:
         """Take what there is; show a newer state unless the view stands still."""
         news, model = self.source.news, self.model
-        model.take_history(*news.take_history())
+        model.take_history(*news.take_history(), news.take_points())
+        server = news.take_server()
+        if server is not None and not model.is_paused:
+            model.take_server(server)
+            self._show_server()
         playhead = news.take_playhead()
         if playhead is not None:
             model.playhead = playhead
@@ -193,6 +218,11 @@ class WatchScreen(Screen[None]):
         self.model.status = message.status
         self.model.facts = message.facts or self.model.facts
         self._show_age()
+
+    def _show_server(self) -> None:
+        """Draw all panes: answers are rare."""
+        self._drawn_s = time.monotonic()
+        self._update_panes()
 
     # What the panes ask for.
 
@@ -256,8 +286,10 @@ class WatchScreen(Screen[None]):
     # Keys.
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Moving through time is for recordings."""
-        return self.model.is_recording if action in RECORDING_ONLY else True
+        """Moving through time is for recordings, finding blocks for what has any."""
+        if action in RECORDING_ONLY:
+            return self.model.is_recording
+        return not self.model.is_server if action in BLOCKS_ONLY else True
 
     def action_pause(self) -> None:
         """Play or stop a recording; let a live view stand still or catch up."""
@@ -310,8 +342,10 @@ class WatchScreen(Screen[None]):
 
     def action_pane(self, pane_id: str) -> None:
         """Focus a pane; enlarge it if it has the focus already, or is folded."""
+        if self.model.is_server:
+            pane_id = {"map": "engines", "requests": "figures"}.get(pane_id, pane_id)
         pane = self.query_one(f"#{pane_id}", LinePane)
-        if pane_id in ("requests", "prefixes"):  # they take turns where there is no room for both
+        if pane_id in ("requests", "figures", "prefixes"):  # they take turns where there is no room for both
             self.set_class(pane_id == "prefixes", "-tab-prefixes")
         if self.maximized is not None:
             self.minimize()
@@ -384,7 +418,8 @@ class WatchScreen(Screen[None]):
     def _update_panes(self) -> None:
         """Draw all that is due."""
         self._is_map_due = False
-        self.map.update_view()
+        if not self.model.is_server:
+            self.map.update_view()
         self._update_lists()
         self._show_age()
 

@@ -16,6 +16,8 @@ from kvengine.telemetry.history import Event, Sample
 from kvengine.telemetry.schema import Hello
 from kvengine.telemetry.state import StepUpdate, StreamState
 from kvtop.playback import Playhead
+from kvtop.server_view import ServerPicture
+from kvtop.trends import TrendPoint
 from kvtop.view_model import SourceStatus
 
 FRAME_S = 0.1
@@ -41,6 +43,13 @@ class StatusChanged(Message):
     facts: Hello | None
 
 
+@dataclass
+class SourceBroke(Message):
+    """The source's thread died of a bug."""
+
+    error: Exception
+
+
 class Source(Protocol):
     """Something that can be watched.
 
@@ -58,6 +67,11 @@ class Source(Protocol):
     @property
     def is_recording(self) -> bool:
         """Whether one can move through it."""
+        ...
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is a server of another engine, which tells no blocks."""
         ...
 
     @property
@@ -81,6 +95,8 @@ class Handover:
         self._lock = Lock()
         self._samples: list[Sample] = []
         self._events: list[Event] = []
+        self._points: list[TrendPoint] = []
+        self._server: ServerPicture | None = None
         self._update: StepUpdate | None = None
         self._last: StreamState | None = None
         self._playhead: Playhead | None = None
@@ -92,6 +108,15 @@ class Handover:
         with self._lock:
             self._samples += samples
             self._events += events
+
+    def add_points(self, points: Sequence[TrendPoint]) -> None:
+        """Put in the next points of the trend, where they do not follow from samples."""
+        with self._lock:
+            self._points += points
+
+    def put_server(self, picture: ServerPicture) -> None:
+        """Put in what is known of a server."""
+        self._server = picture
 
     @property
     def wants_update(self) -> bool:
@@ -119,6 +144,17 @@ class Handover:
             taken = self._samples, self._events
             self._samples, self._events = [], []
         return taken
+
+    def take_points(self) -> list[TrendPoint]:
+        """Points of the trend since the last call."""
+        with self._lock:
+            taken, self._points = self._points, []
+        return taken
+
+    def take_server(self) -> ServerPicture | None:
+        """What is known of a server, if that is news."""
+        picture, self._server = self._server, None
+        return picture
 
     def take_update(self) -> StepUpdate | None:
         """The next picture, if there is one; there may be one more behind it."""

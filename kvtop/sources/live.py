@@ -16,6 +16,7 @@ class LiveSource:
     """Folds what an engine sends, and offers a picture at most every `frame_s`."""
 
     is_recording = False
+    is_server = False
 
     def __init__(self, attachment: Attachment) -> None:
         self.frame_s = FRAME_S

@@ -67,6 +67,7 @@ class RecordingSource:
     """
 
     is_recording = True
+    is_server = False
 
     def __init__(self, recording: Recording) -> None:
         self.frame_s = FRAME_S

@@ -8,8 +8,14 @@ from kvtop import formats
 from kvtop.glyphs import BLOCK_GLYPHS, BLOCK_NAMES
 from kvtop.picture import BlockFacts, Picture
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, LinePane
+from kvtop.widgets.line_pane import Line, LinePane, printable
 
+CONFIG_COLUMNS = 38
+CONFIG_FIRST = (
+    *("num_gpu_blocks", "block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization"),
+    *("kv_cache_size_tokens", "kv_cache_max_concurrency", "num_gpu_blocks_override", "sliding_window"),
+)
+"""Shown first, in this order."""
 MAX_CHAIN = 12
 """Blocks before it that are named."""
 
@@ -31,6 +37,10 @@ class BlockDetail(LinePane, can_focus=True):
 
     def update_view(self) -> None:
         """Name the block, and draw."""
+        if self.model.is_server:
+            self.set_titles("6 Configuration")
+            self.refresh()
+            return
         picture, block_id = self.model.picture, self.model.looked_at
         if block_id is None and self._drawn == (None, picture is None):
             return
@@ -41,6 +51,8 @@ class BlockDetail(LinePane, can_focus=True):
 
     def draw_line(self, y: int, width: int) -> Strip:
         """State, owners, which tokens it holds, what happened to it, what comes before it."""
+        if self.model.is_server:
+            return self._draw_configuration(y, width)
         picture, block, line = self.model.picture, self._block, self.line(width)
         if picture is None:
             return line.strip()
@@ -53,6 +65,24 @@ class BlockDetail(LinePane, can_focus=True):
         draw = (self._draw_state, self._draw_owners, self._draw_tokens, self._draw_past, self._draw_chain)
         if y < len(draw):
             draw[y](line, block, picture)
+        return line.strip()
+
+    def _draw_configuration(self, y: int, width: int) -> Strip:
+        """What a server says of its cache; blocks it does not tell of."""
+        line, total = self.line(width), self.model.total
+        if total is None:
+            return line.add(
+                " single blocks are not published by this server" if y == 0 else "", self.palette.muted
+            ).strip()
+        known = [(name, value) for name, value in total.config.items() if value not in ("", "None")]
+        known.sort(key=lambda item: (CONFIG_FIRST.index(item[0]) if item[0] in CONFIG_FIRST else 99, item[0]))
+        if not known:
+            return line.add(" the server publishes no configuration" if y == 0 else "", self.palette.muted).strip()
+        per_line = max(width // CONFIG_COLUMNS, 1)
+        for name, value in known[y * per_line : (y + 1) * per_line]:
+            start = line.width - line.room
+            line.add(f" {printable(name)} ", self.palette.muted).add(printable(value), self.palette.text)
+            line.pad_to(start + CONFIG_COLUMNS)
         return line.strip()
 
     def _draw_state(self, line: Line, block: BlockFacts, picture: Picture) -> None:

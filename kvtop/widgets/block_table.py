@@ -14,6 +14,8 @@ from kvtop.widgets.line_pane import LinePane
 class BlockTable(LinePane):
     """Logical to physical, several entries a line; the last line always shows the end of the table."""
 
+    SERVER_LACKS = "block tables are not published by vLLM and SGLang"
+
     def __init__(self, model: ViewModel, *, id: str = "table") -> None:
         super().__init__(model, id=id, title="Block table")
         self._drawn_nothing_for: tuple[str | None, ...] = ()

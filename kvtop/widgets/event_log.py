@@ -5,7 +5,7 @@ from textual.strip import Strip
 from kvengine.telemetry.history import Event, EventKind
 from kvtop import formats
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import ListPane
+from kvtop.widgets.line_pane import ListPane, printable
 
 _GLYPHS = {
     EventKind.ARRIVE: "+",
@@ -15,6 +15,8 @@ _GLYPHS = {
     EventKind.FINISH: "✓",
     EventKind.EVICT: "▒",
     EventKind.NOTE: "»",
+    EventKind.CLEAR: "∅",
+    EventKind.SOURCE: "!",
 }
 
 
@@ -71,15 +73,20 @@ class EventLog(ListPane):
             EventKind.EVICT: palette.cached,
             EventKind.ADMIT: palette.good,
             EventKind.RESUME: palette.warn,
+            EventKind.CLEAR: palette.cached,
+            EventKind.SOURCE: palette.warn,
         }.get(event.kind, palette.muted)
         line = self.line(width)
         is_folded = self.size.height == 1
-        line.add(" 5 " if is_folded else " ", palette.faint).add(f"{event.step:>7,} ", palette.muted)
+        line.add(" 5 " if is_folded else " ", palette.faint)
+        if not self.model.is_server:
+            line.add(f"{event.step:>7,} ", palette.muted)
         if width >= MIN_WIDTH_FOR_TIMES:
             line.add(f"{event.time_s:>8.2f}s  ", palette.faint)
-        line.add(f"{_GLYPHS[event.kind]} {event.kind:<8}", style)
+        is_words = event.kind in (EventKind.NOTE, EventKind.SOURCE)
+        line.add(f"{_GLYPHS[event.kind]} " if is_words else f"{_GLYPHS[event.kind]} {event.kind:<8}", style)
         line.add(f"{event.request_id} " if event.request_id else "", palette.text)
-        line.add(_describe(event), palette.text if event.kind is EventKind.NOTE else palette.muted)
+        line.add(_describe(event), palette.text if is_words else palette.muted)
         return line.strip(palette.selected if event is self.model.incident else None)
 
 
@@ -89,11 +96,15 @@ def _describe(event: Event) -> str:
             return f"{event.amount:,} prompt tokens"
         case EventKind.ADMIT | EventKind.RESUME:
             return f"{event.amount:,} tokens hit" if event.amount else "no hit"
+        case EventKind.PREEMPT if not event.request_id:
+            return formats.plural(event.amount, "request")
         case EventKind.PREEMPT:
             return f"gives up {formats.plural(event.amount, 'block')}"
         case EventKind.EVICT:
             return f"{formats.plural(event.amount, 'cached block')}"
         case EventKind.FINISH:
             return f"{formats.plural(event.amount, 'token')}, {event.reason}"
-        case EventKind.NOTE:
-            return event.reason
+        case EventKind.CLEAR:
+            return "the whole prefix cache was reset"
+        case EventKind.NOTE | EventKind.SOURCE:
+            return printable(event.reason)

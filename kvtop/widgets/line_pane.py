@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Self
 
 from rich.segment import Segment
@@ -22,6 +23,11 @@ def cut(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     return text[: width - 1] + ELLIPSIS if width > 0 else ""
+
+
+def printable(text: str) -> str:
+    """A server's own words, with a sign in place of what would move the cursor."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 class Line:
@@ -106,6 +112,8 @@ class LinePane(Widget):
     ALLOW_SELECT = False
     HELP = ""
     """What the pane shows, for the help page while it has the focus."""
+    SERVER_LACKS = ""
+    """Why the pane cannot be filled from a server of another engine; empty if it can."""
 
     def __init__(self, model: ViewModel, *, id: str, title: str = "") -> None:
         super().__init__(id=id)
@@ -163,7 +171,11 @@ class LinePane(Widget):
 
     def render_line(self, y: int) -> Strip:
         """One line of the content."""
-        return self.draw_line(y, self.size.width)
+        width = self.size.width
+        if self.model.is_server and self.SERVER_LACKS:
+            lines = wrap(self.SERVER_LACKS, width - 2)
+            return self.line(width).add(f" {lines[y]}" if y < len(lines) else "", self.palette.muted).strip()
+        return self.draw_line(y, width)
 
     def line(self, width: int) -> Line:
         """An empty line."""

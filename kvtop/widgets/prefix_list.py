@@ -13,7 +13,7 @@ from kvtop.pacing import Pacer
 from kvtop.picture import Picture, runs_of
 from kvtop.prefix_tree import PrefixTree, Segment
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, ListPane
+from kvtop.widgets.line_pane import Line, ListPane, printable
 
 TREE_SHARE = 0.01
 """Of the time, at most, to keep the tree up to date."""
@@ -74,7 +74,10 @@ class PrefixList(ListPane):
     def update_view(self) -> None:
         """Take the tree of the new picture, if it is time for one."""
         picture = self.model.picture
-        if picture is None:
+        if self.model.server is not None:
+            self._tree = self.model.server.events.tree
+            self._rows = self._list_rows() if self._tree is not None else []
+        elif picture is None:
             self._picture, self._tree, self._rows = None, None, []
         elif picture is not self._picture and self._pace.is_due:
             with self._pace.work():
@@ -105,7 +108,7 @@ class PrefixList(ListPane):
 
     def action_pick(self) -> None:
         """Look at the first block."""
-        if self._tree is not None and self._rows:
+        if self._tree is not None and self._rows and not self.model.is_server:
             self.post_message(self.Picked(self._tree.segments[self._rows[self._cursor].index].first))
 
     def on_click(self, event: events.Click) -> None:
@@ -124,10 +127,10 @@ class PrefixList(ListPane):
 
     def describe_empty(self) -> str:
         """Why there is no row."""
-        picture = self.model.picture
-        if picture is None:
-            return "no step yet"
-        return "nothing is held or cached"
+        server = self.model.server
+        if server is not None:
+            return server.events.note or "no event has come yet"
+        return "nothing is held or cached" if self.model.picture is not None else "no step yet"
 
     def describe_position(self) -> str:
         """How much is in the tree, and what sharing saves."""
@@ -147,8 +150,8 @@ class PrefixList(ListPane):
 
     def draw_row(self, row: int, width: int) -> Strip:
         """One segment."""
-        picture, tree, palette = self._picture, self._tree, self.palette
-        assert picture is not None and tree is not None, "rows come from the tree of a picture"  # noqa: PT018
+        tree, palette = self._tree, self.palette
+        assert tree is not None, "rows come from a tree"
         is_chosen = row == self._cursor and self.has_focus
         listed = self._rows[row]
         segment = tree.segments[listed.index]
@@ -157,13 +160,18 @@ class PrefixList(ListPane):
         line.add(f"{segment.num_blocks_below:>6,} {segment.num_blocks:>6,}  ", palette.text)
         line.add("  " * segment.depth, palette.faint)
         line.add(("▾ " if listed.is_open else "▸ ") if segment.children else "  ", palette.muted)
-        self._draw_holders(line, segment, tree.blocks_of(listed.index), picture)
+        self._draw_holders(line, segment)
+        if tree.labels:
+            line.add(printable(tree.labels[listed.index]), palette.text)
+        else:
+            self._draw_blocks(line, segment, tree.blocks_of(listed.index))
         return line.strip(palette.selected if is_chosen else None)
 
-    def _draw_holders(self, line: Line, segment: Segment, block_ids: list[int], picture: Picture) -> None:
+    def _draw_holders(self, line: Line, segment: Segment) -> None:
         palette = self.palette
-        owners = [request.request_id for request, _, _ in picture.block(segment.first).owners]
-        if segment.num_holders > 1:
+        if segment.num_holders is None:
+            line.add("▒ ", palette.cached)
+        elif segment.num_holders > 1:
             line.add(f"◆ × {segment.num_holders:,} ", palette.shared)
         elif segment.num_holders == 1:
             line.add("■ ", palette.used)
@@ -171,6 +179,12 @@ class PrefixList(ListPane):
             line.add("▒ cached ", palette.cached)
         if segment.is_orphan:
             line.add("orphan ", palette.warn)
+
+    def _draw_blocks(self, line: Line, segment: Segment, block_ids: list[int]) -> None:
+        """Which blocks, and who holds them."""
+        palette = self.palette
+        assert self._picture is not None, "blocks with ids come from a picture"
+        owners = [request.request_id for request, _, _ in self._picture.block(segment.first).owners]
         line.add(_describe_ids(block_ids) + " ", palette.muted)
         line.add(" ".join(owners[:MAX_NAMED_OWNERS]), palette.text)
         if len(owners) > MAX_NAMED_OWNERS:

@@ -7,9 +7,10 @@ from textual.strip import Strip
 
 from kvengine.units import format_bytes
 from kvtop import formats
+from kvtop.glyphs import MISSING
 from kvtop.picture import Picture
 from kvtop.view_model import Phase, ViewModel
-from kvtop.widgets.line_pane import LinePane, Part, arrange
+from kvtop.widgets.line_pane import LinePane, Part, arrange, printable
 
 BAR_COLUMNS = 24
 
@@ -27,6 +28,8 @@ class StateLine(LinePane):
         """The source, or the figures."""
         if y == 0:
             return arrange(self._source_parts(), self._freshness_parts(), width, self.base)
+        if self.model.is_server:
+            return arrange(self._server_parts(), [], width, self.base)
         picture = self.model.picture
         if picture is None:
             return self.line(width).add(" nothing known of the pool yet", self.palette.muted).strip()
@@ -35,9 +38,11 @@ class StateLine(LinePane):
     def _source_parts(self) -> list[Part]:
         model, palette, facts = self.model, self.palette, self.model.facts
         badge, style = self._badge()
-        parts = [Part(0, ((f" {badge} ", style),))]
+        parts = [Part(0, ((f" {badge} ", style), (f"{model.knowledge} ", palette.muted)))]
         if model.status.detail:
-            parts.append(Part(2, ((f" {model.status.detail} ", style),)))
+            parts.append(Part(1, ((f" {model.status.detail} ", style),)))
+        if model.is_server:
+            return [*parts, *self._server_names()]
         parts.append(Part(1, ((f" {facts.model if facts else model.source_name}", palette.strong),)))
         if facts is None:
             return parts
@@ -65,11 +70,14 @@ class StateLine(LinePane):
             Phase.ENDED: ("■ ENDED", palette.muted),
             Phase.GONE: ("× DISCONNECTED", palette.bad),
             Phase.REPLAY: ("▶ RECORDING", palette.good),
+            Phase.FAILING: ("× NO FIGURES", palette.bad),
         }[self.model.status.phase]
         return text, style + Style(bold=True)
 
     def _freshness_parts(self) -> list[Part]:
         palette, picture = self.palette, self.model.picture
+        if self.model.is_server:
+            return self._server_freshness()
         if picture is None:
             return [Part(1, (("no step yet ", palette.warn),))]
         parts = [Part(1, (("  step ", palette.muted), (f"{picture.step:,} ", palette.strong)))]
@@ -125,5 +133,68 @@ class StateLine(LinePane):
             self._figure(6, "peak", f"{counters.peak_blocks_in_use:,} blocks", palette.text),
         ]
 
+    def _server_names(self) -> list[Part]:
+        model, palette, server = self.model, self.palette, self.model.server
+        metrics = server.metrics if server is not None else None
+        name = (server.model if server is not None else None) or model.source_name
+        parts = [Part(1, ((f" {printable(name)}", palette.strong),))]
+        if metrics is not None and metrics.reading is not None:
+            kind = {"vllm": "vLLM", "sglang": "SGLang"}.get(metrics.reading.server or "", "")
+            parts.append(Part(3, ((f"  {kind} {printable(metrics.version)}".rstrip(), palette.text),)))
+            if len(metrics.engines) > 1:
+                parts.append(Part(2, ((f"  {len(metrics.engines)} engines", palette.text),)))
+            if metrics.may_lag:
+                parts.append(Part(4, (("  no counter moved: gauges may be old", palette.warn),)))
+        parts.append(Part(5, ((f"  {model.source_name}", palette.muted),)))
+        return parts
+
+    def _server_freshness(self) -> list[Part]:
+        age_s = self.model.age_s(time.monotonic())
+        if age_s is None:
+            return [Part(1, (("no figures yet ", self.palette.warn),))]
+        style = self.palette.warn if self.model.is_stale(time.monotonic()) else self.palette.muted
+        return [Part(1, ((f" age {formats.seconds(age_s)} ", style),))]
+
+    def _server_parts(self) -> list[Part]:
+        """The totals of a server; what it does not say is a dash."""
+        palette, server = self.palette, self.model.server
+        metrics = server.metrics if server is not None else None
+        total = metrics.total if metrics is not None else None
+        events = server.events if server is not None else None
+        cached = events.num_blocks if events is not None else None
+        if metrics is None or total is None:
+            parts = [Part(0, ((" nothing known of the pool yet", palette.muted),))]
+            return [*parts, self._figure(1, "▒ cached about", f"{cached:,}", palette.cached)] if cached else parts
+        gauges, counters, counted = total.gauges, total.counters, metrics.counted
+        used = (f" {_count(gauges.used_blocks)} of {_count(gauges.usable_blocks)}", palette.text)
+        parts = [Part(0, (("  in use ", palette.muted), (formats.percent(gauges.usage), palette.strong), used))]
+        if gauges.usage_max is not None and len(metrics.engines) > 1:
+            parts.append(self._figure(1, "fullest", formats.percent(gauges.usage_max), palette.warn))
+        if cached is not None:
+            parts.append(self._figure(2, "▒ cached about", f"{cached:,}", palette.cached))
+        rate = counted.per_second(counted.preemptions) if counted is not None else None
+        preempted = (
+            f"{_count(counters.preemptions)} {formats.rate(rate)}/s"
+            if rate is not None
+            else _count(counters.preemptions)
+        )
+        output = counted.per_second(counted.generation_tokens) if counted is not None else None
+        recent_hit = counted.hit_rate if counted is not None else None
+        hit = f"{formats.percent(recent_hit)} ({formats.percent(total.hit_rate)} life)"
+        return [
+            *parts,
+            Part(1, (("  │", palette.faint),)),
+            self._figure(1, "● run", _count(gauges.running), palette.good),
+            self._figure(1, "○ wait", _count(gauges.waiting), palette.warn if gauges.waiting else palette.text),
+            Part(4, (("  │", palette.faint),)),
+            self._figure(4, "▲ preemptions", preempted, palette.bad if counters.preemptions else palette.text),
+            self._figure(3, "hit", hit, palette.text),
+            self._figure(5, "output", f"{formats.rate(output)} tok/s", palette.text),
+        ]
+
     def _figure(self, rank: int, label: str, value: str, style: Style) -> Part:
         return Part(rank, ((f"  {label} ", self.palette.muted), (value, style)))
+
+
+def _count(value: int | None) -> str:
+    return MISSING if value is None else f"{value:,}"

@@ -10,14 +10,13 @@ from textual.strip import Strip
 from kvtop import formats
 from kvtop.glyphs import LEVELS, MISSING
 from kvtop.palette import Palette
-from kvtop.picture import Picture
 from kvtop.trends import Column, TrendColumns
 from kvtop.view_model import ViewModel
 from kvtop.widgets.line_pane import LinePane, Part, arrange
 
 MIN_CHART_COLUMNS = 24
 MIN_CHART_LINES = 3
-MAX_CHARTS_IN_LINE = 3
+MAX_CHARTS_IN_LINE = 4
 GAP = 3
 SPARK_COLUMNS = 12
 
@@ -29,16 +28,52 @@ class Chart:
     title: str
     short_title: str
     curve: Callable[[TrendColumns], list[Column]]
-    figure: Callable[[Picture, TrendColumns], str]
+    figure: Callable[[ViewModel, TrendColumns], str]
     scale: Callable[[float], str]
     """How the largest value is written; the full height stands for it."""
     style: Callable[[Palette], Style]
     is_fraction: bool = False
     """The full height stands for 1."""
+    is_time: bool = False
+    """Means nothing where no model computes."""
 
 
 def _whole(value: float) -> str:
     return formats.count(round(value))
+
+
+def _count(value: int | None) -> str:
+    return MISSING if value is None else formats.count(value)
+
+
+def _in_use(model: ViewModel, _: TrendColumns) -> str:
+    if model.picture is not None:
+        return formats.percent(model.picture.in_use_fraction)
+    return formats.percent(model.total.gauges.usage if model.total is not None else None)
+
+
+def _waiting(model: ViewModel, _: TrendColumns) -> str:
+    if model.picture is not None:
+        return formats.count(model.picture.totals.waiting)
+    return _count(model.total.gauges.waiting if model.total is not None else None)
+
+
+def _running(model: ViewModel, _: TrendColumns) -> str:
+    if model.picture is not None:
+        return formats.count(model.picture.totals.running)
+    return _count(model.total.gauges.running if model.total is not None else None)
+
+
+def _preemptions(model: ViewModel, _: TrendColumns) -> str:
+    if model.picture is not None:
+        return formats.count(model.picture.counters.preemptions)
+    return _count(model.total.counters.preemptions if model.total is not None else None)
+
+
+def _hit(model: ViewModel, _: TrendColumns) -> str:
+    if model.picture is not None:
+        return formats.percent(model.picture.hit_fraction)
+    return formats.percent(model.total.hit_rate if model.total is not None else None)
 
 
 CHARTS = (
@@ -46,27 +81,13 @@ CHARTS = (
         "blocks in use",
         "in use",
         lambda trend: trend.in_use,
-        lambda picture, _: formats.percent(picture.in_use_fraction),
+        _in_use,
         formats.percent,
         lambda palette: palette.used,
         is_fraction=True,
     ),
-    Chart(
-        "waiting",
-        "wait",
-        lambda trend: trend.waiting,
-        lambda picture, _: formats.count(picture.totals.waiting),
-        _whole,
-        lambda palette: palette.warn,
-    ),
-    Chart(
-        "preemptions",
-        "pre",
-        lambda trend: trend.preemptions,
-        lambda picture, _: formats.count(picture.counters.preemptions),
-        _whole,
-        lambda palette: palette.bad,
-    ),
+    Chart("waiting", "wait", lambda trend: trend.waiting, _waiting, _whole, lambda palette: palette.warn),
+    Chart("preemptions", "pre", lambda trend: trend.preemptions, _preemptions, _whole, lambda palette: palette.bad),
     Chart(
         "output tokens/s",
         "tok/s",
@@ -74,23 +95,35 @@ CHARTS = (
         lambda _, trend: formats.rate(trend.output_per_s[trend.now]),
         formats.rate,
         lambda palette: palette.good,
+        is_time=True,
     ),
-    Chart(
-        "running",
-        "run",
-        lambda trend: trend.running,
-        lambda picture, _: formats.count(picture.totals.running),
-        _whole,
-        lambda palette: palette.good,
-    ),
+    Chart("running", "run", lambda trend: trend.running, _running, _whole, lambda palette: palette.good),
     Chart(
         "prefix hit",
         "hit",
         lambda trend: trend.hit,
-        lambda picture, _: formats.percent(picture.hit_fraction),
+        _hit,
         formats.percent,
         lambda palette: palette.cached,
         is_fraction=True,
+    ),
+    Chart(
+        "first token p95",
+        "ttft",
+        lambda trend: trend.time_to_first_token_s,
+        lambda _, trend: formats.latency(trend.time_to_first_token_s[trend.now]),
+        formats.latency,
+        lambda palette: palette.used,
+        is_time=True,
+    ),
+    Chart(
+        "token gap p95",
+        "gap",
+        lambda trend: trend.token_gap_s,
+        lambda _, trend: formats.latency(trend.token_gap_s[trend.now]),
+        formats.latency,
+        lambda palette: palette.warn,
+        is_time=True,
     ),
 )
 
@@ -114,7 +147,8 @@ class TrendChart(LinePane, can_focus=True):
         self._trend_columns = 0
         span_s = self.model.trends.span_s()
         num_steps = len(self.model.trends)
-        self.set_titles("4 Trend", f"{num_steps:,} samples over {formats.seconds(span_s)}" if span_s else "")
+        what = "answers" if self.model.is_server else "samples"
+        self.set_titles("4 Trend", f"{num_steps:,} {what} over {formats.seconds(span_s)}" if span_s else "")
         self.refresh()
 
     def draw_line(self, y: int, width: int) -> Strip:
@@ -122,31 +156,28 @@ class TrendChart(LinePane, can_focus=True):
         height = self.size.height
         per_line, num_lines = self._grid(width, height)
         chart_width = (width - 1 - GAP * (per_line - 1)) // per_line
-        picture = self.model.picture
         trend = self._columns(SPARK_COLUMNS if height < MIN_CHART_LINES else chart_width)
-        if picture is None or trend is None:
+        if trend is None:
             line = self.line(width)
-            return (line.add(" a trend needs two steps", self.palette.muted) if y == 0 else line).strip()
+            needs = "two answers" if self.model.is_server else "two steps"
+            return (line.add(f" a trend needs {needs}", self.palette.muted) if y == 0 else line).strip()
         if height < MIN_CHART_LINES:
-            return self._draw_sparks(picture, trend, width) if y == 0 else Strip.blank(width, self.base)
+            return self._draw_sparks(trend, width) if y == 0 else Strip.blank(width, self.base)
         lines_each = height // num_lines
         row, line_of_chart = divmod(y, lines_each)
         charts = CHARTS[row * per_line : (row + 1) * per_line] if row < num_lines else ()
         segments: list[Segment] = [Segment(" ", self.base)]
         for index, chart in enumerate(charts):
             segments.append(Segment(" " * GAP if index else "", self.base))
-            segments += self._draw_chart(chart, picture, trend, line_of_chart, lines_each, chart_width)
+            segments += self._draw_chart(chart, trend, line_of_chart, lines_each, chart_width)
         done = 1 + sum(chart_width + (GAP if index else 0) for index in range(len(charts)))
         segments.append(Segment(" " * (width - done), self.base))
         return Strip([segment for segment in segments if segment.text], width)
 
     def _columns(self, columns: int) -> TrendColumns | None:
         """The trend in so many columns, worked out once for each picture."""
-        picture = self.model.picture
-        if picture is None:
-            return None
         if columns != self._trend_columns:
-            self._trend = self.model.trends.columns(columns, picture.step)
+            self._trend = self.model.trends.columns(columns, self.model.step) if self.model.step is not None else None
             self._trend_columns = columns
         return self._trend
 
@@ -156,26 +187,24 @@ class TrendChart(LinePane, can_focus=True):
         num_lines = min(max(height // (MIN_CHART_LINES + 1), 1), -(-len(CHARTS) // per_line))
         return per_line, num_lines
 
-    def _draw_chart(
-        self, chart: Chart, picture: Picture, trend: TrendColumns, y: int, height: int, width: int
-    ) -> list[Segment]:
+    def _draw_chart(self, chart: Chart, trend: TrendColumns, y: int, height: int, width: int) -> list[Segment]:
         values = chart.curve(trend)
         known = [value for value in values if value is not None]
         top = 1.0 if chart.is_fraction else max(known, default=0.0)
         if y == 0:
-            return self._draw_title(chart, picture, trend, max(known, default=None), width)
+            return self._draw_title(chart, trend, max(known, default=None), width)
         num_rows = height - 2 if height > MIN_CHART_LINES else height - 1
         from_bottom = num_rows - y
         if from_bottom < 0:
             return [Segment(" " * width, self.base)]
         return self._draw_levels(values, trend.now, top, from_bottom, num_rows, width, chart.style(self.palette))
 
-    def _draw_title(
-        self, chart: Chart, picture: Picture, trend: TrendColumns, largest: float | None, width: int
-    ) -> list[Segment]:
+    def _draw_title(self, chart: Chart, trend: TrendColumns, largest: float | None, width: int) -> list[Segment]:
         palette = self.palette
-        figure = chart.figure(picture, trend)
+        figure = chart.figure(self.model, trend)
         parts = [Part(1, ((chart.title, palette.muted),)), Part(0, ((f" {figure}", palette.strong),))]
+        if chart.is_time and self.model.facts is not None and self.model.facts.simulated:
+            parts.append(Part(3, ((" simulated", palette.warn),)))
         scale = MISSING if largest is None else chart.scale(largest)
         right = [Part(2, ((f" max {scale}", palette.faint),))]
         return list(arrange(parts, right, width, self.base))
@@ -193,7 +222,7 @@ class TrendChart(LinePane, can_focus=True):
         segments.append(Segment(" " * (width - len(texts)), self.base))
         return segments
 
-    def _draw_sparks(self, picture: Picture, trend: TrendColumns, width: int) -> Strip:
+    def _draw_sparks(self, trend: TrendColumns, width: int) -> Strip:
         palette = self.palette
         parts = [Part(0, ((" 4", palette.faint),))]
         for rank, chart in enumerate(CHARTS):
@@ -206,7 +235,7 @@ class TrendChart(LinePane, can_focus=True):
                     (
                         (f" {chart.short_title} ", palette.muted),
                         (spark, chart.style(palette)),
-                        (f" {chart.figure(picture, trend):<6}", palette.text),
+                        (f" {chart.figure(self.model, trend):<6}", palette.text),
                     ),
                 )
             )

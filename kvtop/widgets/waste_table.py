@@ -15,6 +15,8 @@ BAR_COLUMNS = 8
 class WasteTable(LinePane, can_focus=True):
     """One line for each allocator."""
 
+    SERVER_LACKS = "unused slots follow from block tables, which vLLM and SGLang do not publish"
+
     HELP = (
         "Slots of KV memory that are set aside and hold no token, with the requests that run now.\n"
         "paged: the last block of each request, a shared one counted once. contiguous: a slab of the longest length\n"

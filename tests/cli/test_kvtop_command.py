@@ -1,6 +1,7 @@
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
 
@@ -8,6 +9,7 @@ import pytest
 
 from kvengine.observer import TelemetryPublisher
 from kvtop.cli import main
+from tests.foreign_servers import a_text, a_v1_text, a_web_server
 from tests.watched_engine import WatchedEngine, record_a_run
 
 
@@ -34,7 +36,7 @@ def refusal_of(capsys, *arguments: str) -> list[str]:
 def test_without_an_engine_it_says_so_and_what_to_do(capsys):
     assert refusal_of(capsys) == [
         "error: no engine is running on this machine",
-        "hint: start one with `kvplan run PROFILE`, or open a recording with `kvtop FILE`",
+        "hint: start one with `kvplan run PROFILE`, open a recording with `kvtop FILE`, or try `kvtop --demo`",
     ]
 
 
@@ -61,9 +63,59 @@ def test_a_dead_socket_is_one_line(capsys, tmp_path):
     assert refusal_of(capsys, str(path))[0] == f"error: {path}: nobody listens on this socket; its engine has gone"
 
 
-def test_an_address_is_refused_until_it_can_be_watched(capsys):
-    (line,) = refusal_of(capsys, "http://localhost:8000")
-    assert line.startswith("error: http://localhost:8000: only recordings and sockets")
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("ftp://localhost",), "expected an address such as http://127.0.0.1:8000, got 'ftp://localhost'"),
+        (("http://",), "expected an address such as http://127.0.0.1:8000, got 'http://'"),
+        (("http://localhost", "--kv-events", "5557"), "--kv-events: expected an address such as tcp://127.0.0.1:5557"),
+        (("http://localhost", "--kv-events-replay", "tcp://a:1"), "--kv-events-replay goes with --kv-events"),
+        (("http://localhost", "--no-kv-events", "--kv-events", "tcp://a:1"), "exclude each other"),
+    ],
+)
+def test_an_address_that_is_none_is_one_line(capsys, arguments, error):
+    assert error in refusal_of(capsys, *arguments)[0]
+
+
+def test_kv_events_are_of_servers(capsys, run_file):
+    error, hint = refusal_of(capsys, str(run_file), "--kv-events", "tcp://127.0.0.1:5557")
+    assert error == f"error: {run_file}: KV events are of servers, and this is none"
+    assert hint == "hint: kvtop http://HOST:PORT"
+
+
+def test_a_token_is_not_sent_over_a_network_in_the_clear(capsys, monkeypatch):
+    monkeypatch.setenv("KVTOP_TOKEN", "secret")
+    error, hint = refusal_of(capsys, "http://example.invalid:8000", "--once")
+    assert error == "error: http://example.invalid:8000: KVTOP_TOKEN would be sent over the network in the clear"
+    assert hint == "hint: use https://, or unset KVTOP_TOKEN for this server"
+
+
+def test_a_server_that_is_not_there_is_one_line(capsys):
+    (line,) = refusal_of(capsys, "http://127.0.0.1:9", "--once")
+    assert line == "error: http://127.0.0.1:9/metrics: unreachable (connection refused)"
+
+
+def test_once_prints_an_answer_of_a_server_and_null_for_what_it_does_not_say(capsys, monkeypatch):
+    tokens: list[str | None] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(a_text(*a_v1_text(usage="0.42")))
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    monkeypatch.setenv("KVTOP_TOKEN", "secret")
+    with a_web_server(Answers) as address:
+        assert main([address, "--once", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["url"], answer["state"]) == ("kvtop.server/1", f"{address}/metrics", "ok")
+    gauges = answer["total"]["gauges"]
+    assert (gauges["used_blocks"], gauges["usable_blocks"], gauges["cached_blocks"]) == (42, 100, None)
+    assert tokens == ["Bearer secret"]
 
 
 def test_a_cut_off_recording_is_named_with_the_way_to_see_the_rest(capsys, run_file):

@@ -80,7 +80,11 @@ async def until(pilot: Pilot, condition: Callable[[], bool]) -> None:
 
 async def shows(pilot: Pilot, pane: LinePane, *texts: str) -> None:
     """Let the app run until a pane draws all these texts: lists follow the map a little later."""
-    await until(pilot, lambda: all(text in text_of(pane) for text in texts))
+    try:
+        await until(pilot, lambda: all(text in text_of(pane) for text in texts))
+    except AssertionError:
+        missing = [text for text in texts if text not in text_of(pane)]
+        raise AssertionError(f"{pane.id} never showed {missing}; now it shows:\n{text_of(pane)}") from None
 
 
 def is_at(app: KvtopApp, step: int) -> bool:

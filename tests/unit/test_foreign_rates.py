@@ -183,3 +183,15 @@ def test_a_history_keeps_only_what_its_windows_need() -> None:
 def test_an_empty_history_has_no_age_and_no_window() -> None:
     history = MetricsHistory()
     assert (history.latest, history.age_s(1.0), history.window(10.0)) == (None, None, None)
+
+
+def test_the_last_window_reaches_from_the_last_reading_but_one() -> None:
+    history = MetricsHistory()
+    assert history.last_window() is None
+    for at_s, tokens in ((0.0, 100), (1.0, 110), (2.5, 140)):
+        history.add(at_s, a_reading(*at(tokens)))
+    window = history.last_window().total
+    assert (window.seconds, window.prompt_tokens) == (1.5, 30)
+    # A counter that went back begins anew: there is nothing to compare the last reading with.
+    history.add(3.5, a_reading(*at(5)))
+    assert history.last_window() is None

@@ -18,6 +18,10 @@ class EventKind(StrEnum):
     EVICT = "evict"
     NOTE = "note"
     """The engine said something in words."""
+    CLEAR = "clear"
+    """The whole prefix cache was reset."""
+    SOURCE = "source"
+    """Something happened to the connection with what is watched, or to its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

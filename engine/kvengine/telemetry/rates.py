@@ -167,6 +167,13 @@ class MetricsHistory:
                 start_s, start = at_s, reading
         return window_between(start, end, end_s - start_s)
 
+    def last_window(self) -> ServerWindow | None:
+        """What was counted from the last reading but one to the last; None where that cannot be told."""
+        if len(self._readings) < 2:
+            return None
+        (start_s, start), (end_s, end) = self._readings[-2], self._readings[-1]
+        return window_between(start, end, end_s - start_s)
+
 
 def _window(then: Counters, now: Counters, seconds: float) -> Window:
     values: dict[str, Any] = {name: _difference(getattr(then, name), getattr(now, name)) for name in _COUNTERS}
