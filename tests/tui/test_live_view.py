@@ -65,7 +65,7 @@ async def test_an_engine_that_closes_is_shown_as_ended_with_its_reason(live_view
         await until(pilot, lambda: is_at(app, 2))
         listening_engine.engine.close("interrupted")
         await until(pilot, lambda: app.watching.model.status.phase is Phase.ENDED)
-        await shows(pilot, app.watching.state_line, "■ ENDED  interrupted")
+        await shows(pilot, app.watching.state_line, "■ ENDED FULL  interrupted")
         await shows(pilot, app.watching.requests, "a")
 
 
