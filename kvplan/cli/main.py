@@ -1,9 +1,11 @@
 """The command `kvplan`: finds the subcommand, runs it, and turns errors into one line and an exit code."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NamedTuple
 
 import typer
@@ -68,6 +70,11 @@ def _root() -> None:
 
 def run() -> None:
     """Run the command line of this process and exit."""
+    if sys.stdout is None:  # closed by the caller, who wants the exit code alone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without our signs gets question marks, not a traceback
     sys.exit(main(sys.argv[1:]))
 
 
@@ -86,6 +93,8 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return _stop_writing()
+    except OSError as error:
+        return _explain_system_error(error)
     except SystemExit as leaving:
         # typer leaves by itself when it sees a broken pipe first.
         if isinstance(leaving.__context__, BrokenPipeError):
@@ -127,7 +136,15 @@ def _explain_usage(error: Any) -> int:
     return EXIT_USAGE
 
 
+def _explain_system_error(error: OSError) -> int:
+    """Say in one line what the system refused: a folder without permission, a deleted one, a full disk."""
+    if error.filename is None and error.errno == errno.ENOSPC:
+        _stop_writing()
+    print_error(ConfigError(error.strerror or str(error), where=str(error.filename or "")))
+    return EXIT_USAGE
+
+
 def _stop_writing() -> int:
-    """Leave quietly when the reader of a pipe has gone; the interpreter must not flush into it again."""
+    """Leave quietly when nothing can be written any more; the interpreter must not flush into it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     return EXIT_BROKEN_PIPE

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,10 @@ from kvengine.errors import KVError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+
+# What a file says must not steer the terminal that shows it.
+_WITHOUT_CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "�")
 
 
 class Format(StrEnum):
@@ -99,11 +104,14 @@ def print_note(text: str) -> None:
 
 
 def print_error(error: KVError) -> None:
-    """Print what went wrong and what to do about it, on stderr, a line each."""
-    sys.stderr.write(f"error: {_one_line(str(error))}\n")
-    if error.hint:
-        sys.stderr.write(f"hint: {_one_line(error.hint)}\n")
+    """Print what went wrong and what to do about it, on stderr, a line each; without a stderr the exit code says it."""
+    if sys.stderr is None:
+        return
+    with suppress(OSError):
+        sys.stderr.write(f"error: {_one_line(str(error))}\n")
+        if error.hint:
+            sys.stderr.write(f"hint: {_one_line(error.hint)}\n")
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(text.split()).translate(_WITHOUT_CONTROLS)
