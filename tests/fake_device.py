@@ -45,9 +45,7 @@ class FakeDevice:
             AssertionError: Two tokens of the step share a slot, or something is read that was not written for the
                 content it stands for.
         """
-        for source, destination in output.block_copies:
-            for memory in self._memory:
-                memory[destination] = memory[source]
+        self._copy(output)
         items = output.scheduled
         if not items:
             return
@@ -64,6 +62,16 @@ class FakeDevice:
                 self._attend_to_encoder(index, output)
             elif not isinstance(group, LinearState):
                 self._attend(index, items, _tables(output, index))
+
+    def _copy(self, output: SchedulerOutput) -> None:
+        """One after another, and all at once with the independent pairs: both come to the same."""
+        pairs = output.independent_copies
+        sources, destinations = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        for memory in self._memory:
+            at_once = memory[sources]
+            for source, destination in output.block_copies:
+                memory[destination] = memory[source]
+            assert np.array_equal(memory[destinations], at_once), "copies depend on their order"
 
     def _store(self, index: int, items: Sequence[ScheduledRequest], tables: Tables) -> None:
         starts, counts = [item.start for item in items], [item.num_tokens for item in items]

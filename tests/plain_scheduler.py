@@ -264,6 +264,8 @@ class PlainScheduler:
             taken.append(self._take())
             self.owners[taken[0]] += 1
             self.copies[index].append((table[position], taken[0]))
+            # Copies run one after another, so a later one of this step may read this block.
+            self.written[taken[0]] = request.computed
             table[position] = taken[0]
         if index in request.unsaved:
             source = table[request.unsaved.pop(index)]

@@ -13,6 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvengine.block_pool import BlockId
 
+PAD_SLOT = -1
+"""The slot of a token that is kept elsewhere: nothing is stored for it here."""
+
 
 class BlockTable:
     """One request's blocks in one group in logical order, and how many of them have been offered to the prefix cache.
@@ -88,6 +91,53 @@ def slot_mapping(
     place = np.arange(int(count_of.sum()), dtype=np.int64)
     place += np.repeat(offset - _packed_offsets(count_of), count_of)
     return np.array(touched, dtype=np.int64)[place // block_size] * block_size + place % block_size
+
+
+def rank_slot_mapping(
+    tables: Sequence[Sequence[int]],
+    starts: ArrayLike,
+    counts: ArrayLike,
+    block_size: int,
+    *,
+    num_ranks: int,
+    rank: int,
+    interleave: int = 1,
+) -> NDArray[np.int64]:
+    """The cache slots of a batch on one of several ranks that share every request's tokens.
+
+    One block id stands for `num_ranks` blocks, one on each rank; its tokens are dealt out `interleave` at a time. With
+    2 ranks and blocks of 4, id 3 holds 8 tokens: those at 0, 2, 4, 6 are slots 12..15 of rank 0, the others of rank 1.
+
+    Args:
+        tables: Block ids of each request.
+        starts: First position of each request's part.
+        counts: Tokens of each request's part, each >= 1.
+        block_size: Tokens per block on one rank.
+        num_ranks: Ranks that share the tokens.
+        rank: Which of them.
+        interleave: Neighbouring tokens on one rank; a divisor of `block_size`.
+
+    Returns:
+        [sum(counts)], int64; `PAD_SLOT` for the tokens of other ranks.
+    """
+    span = block_size * num_ranks
+    block, offset = np.divmod(slot_mapping(tables, starts, counts, span), span)
+    dealt, within = np.divmod(offset, interleave)
+    slots = block * block_size + dealt // num_ranks * interleave + within
+    slots[dealt % num_ranks != rank] = PAD_SLOT
+    return slots
+
+
+def kernel_block_ids(block_ids: Sequence[int], per_block: int) -> NDArray[np.int32]:
+    """A block table for a kernel whose blocks are `per_block` times smaller than the pool's.
+
+    Pool blocks [7, 2] of 32 are kernel blocks [14, 15, 4, 5] of 16.
+
+    Returns:
+        [len(block_ids) * per_block], int32.
+    """
+    parts = np.arange(per_block, dtype=np.int32)
+    return (np.asarray(block_ids, dtype=np.int32)[:, None] * per_block + parts).reshape(-1)
 
 
 def _packed_offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from kvengine.config import EngineConfig
 from kvengine.errors import CapacityError, ConfigError
-from kvengine.kv_groups.demand import blocks_at_gate, peak_blocks
+from kvengine.kv_groups.demand import most_blocks_at_a_time
 from kvengine.kv_groups.kinds import FullAttention
 from kvengine.kv_groups.sizes import group_sizes
 from kvengine.request import Request, RequestStatus
@@ -63,7 +63,11 @@ def check_request(request: Request, config: EngineConfig) -> None:
 
 
 def never_fits(request: Request, config: EngineConfig) -> CapacityError | None:
-    """Why a request could never be finished, even alone in an empty pool; None if it could."""
+    """Why a request cannot be relied on to finish even if it has the pool to itself; None if it can.
+
+    With one full-attention group such a request could never finish. Where groups give blocks back while they run, it
+    might, if it is never preempted; if it is, it may need more blocks to start again than there are.
+    """
     return (
         _leaves_no_room_for_output(request, config)
         or _needs_more_blocks_than_there_are(request, config)
@@ -101,7 +105,7 @@ def _needs_more_blocks_than_there_are(request: Request, config: EngineConfig) ->
 
 
 def _blocks_needed_alone(request: Request, config: EngineConfig, num_tokens: int) -> tuple[int, str]:
-    """Most blocks that a request holds at a time, and what kind of blocks they are."""
+    """Most blocks that a request may need at a time, and what kind of blocks they are."""
     sizes = group_sizes(config)
     # The last token is sampled and never computed.
     num_computed = num_tokens - 1
@@ -111,12 +115,7 @@ def _blocks_needed_alone(request: Request, config: EngineConfig, num_tokens: int
             num_slots = min(num_computed + config.scheduler.num_lookahead_tokens, config.scheduler.max_model_len)
             return cdiv(num_slots, size), f"of {size}"
         case _:
-            # Where admission does not ask for a whole prompt, a chunk that fails later would start over and over again.
-            gated = request.num_tokens if config.reserves_whole_prompts else num_computed
-            needed = max(
-                peak_blocks(request, config, sizes, num_computed), blocks_at_gate(request, config, sizes, gated)
-            )
-            return needed, "at a time"
+            return most_blocks_at_a_time(request, config, sizes, num_computed), "at a time"
 
 
 def _needs_more_than_a_step(request: Request, config: EngineConfig) -> CapacityError | None:

@@ -65,8 +65,20 @@ class SchedulerOutput:
     preempted: Sequence[RequestId]
     """In order of preemption."""
     block_copies: Sequence[tuple[int, int]]
-    """(source, destination) blocks to copy on the device before the forward pass."""
+    """(source, destination) blocks to copy on the device before the forward pass, one pair after another: what one pair
+    writes may be the source of a later one. See `independent_copies`."""
     num_tokens: int
     """All tokens scheduled."""
     group_blocks: Sequence[GroupBlocks] = ()
     """One for each of `scheduled`, in the same order, where there are several KV cache groups; else empty."""
+
+    @property
+    def independent_copies(self) -> list[tuple[int, int]]:
+        """The block copies with a result that does not depend on their order: each reads what nothing overwrites.
+
+        [(4, 7), (7, 9)] becomes [(4, 7), (4, 9)]. A block is written once, and never after it was read.
+        """
+        origin: dict[int, int] = {}
+        for source, destination in self.block_copies:
+            origin[destination] = origin.get(source, source)
+        return [(source, destination) for destination, source in origin.items()]

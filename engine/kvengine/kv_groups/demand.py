@@ -1,37 +1,75 @@
-"""How many blocks a request holds at its peak when it has the pool to itself."""
+"""How many blocks a request may need at a time when it has the pool to itself."""
 
 from collections.abc import Iterator
 from math import lcm
 
 from kvengine.config import EngineConfig
-from kvengine.kv_groups.chunk_ends import chunk_ends_for
-from kvengine.kv_groups.kinds import ChunkedLocal, CrossAttention, GroupKind, LinearState, SlidingWindow, StateMode
+from kvengine.kv_groups.kinds import (
+    ChunkedLocal,
+    CrossAttention,
+    FullAttention,
+    GroupKind,
+    LinearState,
+    SlidingWindow,
+    StateMode,
+)
 from kvengine.kv_groups.sizes import GroupSizes
 from kvengine.request import Request
 from kvengine.units import cdiv
 
-Step = tuple[int, int]
-"""Tokens computed before and after a step."""
 
+def most_blocks_at_a_time(request: Request, config: EngineConfig, sizes: GroupSizes, num_tokens: int) -> int:
+    """Most blocks that a request may need in one step, all groups together.
 
-def peak_blocks(request: Request, config: EngineConfig, sizes: GroupSizes, num_tokens: int) -> int:
-    """Most blocks that a request needs in one step, all groups together, without hits and without preemptions.
+    It counts any chunk of a prefill, wherever it begins: after a preemption or a prefix hit the tokens are computed in
+    other chunks than the first time. Where admission asks for blocks for all known tokens, that counts too.
 
     Args:
-        request: A request that has not been admitted yet.
+        request: The request.
         config: What the engine is built from.
         sizes: Its groups.
         num_tokens: Tokens that are computed for it in the end, its outputs included.
     """
-    steps = [*_prefill_steps(request, config, sizes), *_decode_steps(request, config, sizes, num_tokens)]
-    return max(_blocks_in_step(request, config, sizes, step) for step in steps)
+    needed = max(_blocks_in_chunk(request, config, sizes, *chunk) for chunk in _chunks(config, sizes, num_tokens))
+    if config.reserves_whole_prompts:
+        needed = max(needed, _blocks_at_gate(request, config, sizes, num_tokens))
+    return needed
 
 
-def blocks_at_gate(request: Request, config: EngineConfig, sizes: GroupSizes, num_tokens: int) -> int:
-    """Blocks that admission asks for on behalf of `num_tokens` tokens, if it asks for all that are known.
+def _chunks(config: EngineConfig, sizes: GroupSizes, num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Tokens before and after a chunk, for the chunks that can need most.
 
-    For groups that give blocks back this is what any chunk of a prefill may hold, wherever it begins.
+    That is the longest ones, as far back from the last one as the pattern of what is given back repeats; and of those
+    the ones after which some group has just begun a block.
     """
+    limits = config.scheduler
+    length = min(limits.max_num_batched_tokens, num_tokens)
+    period = lcm(*sizes.block_sizes, *(group.chunk for group in sizes.groups if isinstance(group, ChunkedLocal)))
+    last = num_tokens - length
+    first = max(0, last - period)
+    for start in range(first, last + 1):
+        num_slots = start + length + limits.num_lookahead_tokens
+        if start in (first, last) or any((num_slots - 1) % size == 0 for size in sizes.block_sizes):
+            yield start, start + length
+
+
+def _blocks_in_chunk(request: Request, config: EngineConfig, sizes: GroupSizes, start: int, end: int) -> int:
+    limits = config.scheduler
+    num_blocks = 0
+    for group, size in zip(sizes.groups, sizes.block_sizes, strict=True):
+        if isinstance(group, LinearState) and group.mode is StateMode.ALIGN:
+            # The state that a chunk writes, and the one that it, or a shorter one, starts from in another block.
+            num_blocks += 2 if end > size else 1
+        else:
+            slots = _slots(group, request, min(end + limits.num_lookahead_tokens, limits.max_model_len))
+            num_blocks += cdiv(slots, size) - _first_needed(group, start) // size
+        if sizes.partial_hits and isinstance(group, FullAttention | LinearState):
+            num_blocks += 1  # a private copy of a shared block, or a state saved for the cache
+    return num_blocks
+
+
+def _blocks_at_gate(request: Request, config: EngineConfig, sizes: GroupSizes, num_tokens: int) -> int:
+    """Blocks that admission asks for on behalf of so many tokens."""
     limits = config.scheduler
     num_blocks = 0
     for group, size in zip(sizes.groups, sizes.block_sizes, strict=True):
@@ -47,51 +85,6 @@ def blocks_at_gate(request: Request, config: EngineConfig, sizes: GroupSizes, nu
                 needed = 1
         num_blocks += needed
     return num_blocks
-
-
-def _prefill_steps(request: Request, config: EngineConfig, sizes: GroupSizes) -> Iterator[Step]:
-    ends, budget = chunk_ends_for(sizes, config.scheduler), config.scheduler.max_num_batched_tokens
-    start = 0
-    while start < request.num_tokens:
-        count = min(budget, request.num_tokens - start)
-        if ends is not None:
-            count = ends.shorten(request, start, count, junction=0)
-        assert count > 0, f"{request.request_id} stops at token {start} although it is alone"
-        yield start, start + count
-        start += count
-
-
-def _decode_steps(request: Request, config: EngineConfig, sizes: GroupSizes, num_tokens: int) -> Iterator[Step]:
-    """The decode steps in which a table grows, as far back from the last one as the groups' patterns repeat."""
-    chunks = [group.chunk for group in sizes.groups if isinstance(group, ChunkedLocal)]
-    period = lcm(*sizes.block_sizes, *chunks)
-    lookahead = config.scheduler.num_lookahead_tokens
-    first = max(request.num_tokens, num_tokens - period)
-    for start in range(first, num_tokens):
-        if start in (first, num_tokens - 1) or any((start + lookahead) % size == 0 for size in sizes.block_sizes):
-            yield start, start + 1
-
-
-def _blocks_in_step(request: Request, config: EngineConfig, sizes: GroupSizes, step: Step) -> int:
-    start, end = step
-    limits = config.scheduler
-    num_blocks = 0
-    for group, size in zip(sizes.groups, sizes.block_sizes, strict=True):
-        if isinstance(group, LinearState) and group.mode is StateMode.ALIGN:
-            num_blocks += _states_in_step(request, sizes, size, step)
-            continue
-        slots = _slots(group, request, min(end + limits.num_lookahead_tokens, limits.max_model_len))
-        num_blocks += cdiv(slots, size) - _first_needed(group, start) // size
-    return num_blocks
-
-
-def _states_in_step(request: Request, sizes: GroupSizes, size: int, step: Step) -> int:
-    """The state a step starts from, if it is not in the block that the step writes, and one saved for the cache."""
-    start, end = step
-    prompt_end = (request.num_prompt_tokens - 1) // sizes.hash_unit * sizes.hash_unit
-    is_saved = sizes.partial_hits and start == prompt_end > 0 and start % size != 0
-    has_other_source = start > 0 and (start - 1) // size != (end - 1) // size
-    return 1 + has_other_source + is_saved
 
 
 def _slots(group: GroupKind, request: Request, num_tokens: int) -> int:
