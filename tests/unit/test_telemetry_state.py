@@ -1,3 +1,7 @@
+import zlib
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -72,5 +76,42 @@ def test_a_delta_about_an_unknown_request_is_an_error_in_one_line():
 def test_a_snapshot_of_another_pool_is_refused():
     facts, frames = frames_of_a_run(steps=1)
     other = StreamState(Hello(**{**{name: getattr(facts, name) for name in Hello.__struct_fields__}, "num_blocks": 5}))
-    with pytest.raises(TelemetryError, match="a snapshot of 9 blocks in a stream about 5"):
+    with pytest.raises(TelemetryError, match="a snapshot of more than 5 blocks in a stream about 5"):
         other.apply(frames[0])
+
+
+def changed(frame: msgspec.Struct, **fields: Any) -> Any:
+    return type(frame)(**{**{name: getattr(frame, name) for name in frame.__struct_fields__}, **fields})
+
+
+def test_a_table_with_a_block_outside_the_pool_is_refused():
+    facts, frames = frames_of_a_run(steps=1)
+    state = StreamState(facts)
+    for frame in frames:
+        state.apply(frame)
+    request = changed(state.freeze().requests[0], block_table=[1, 9])
+    with pytest.raises(TelemetryError, match="a snapshot speaks of block 9 in a pool of 9"):
+        state.apply(changed(frames[0], requests=[request]))
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf")])
+def test_a_frame_at_no_time_is_refused(time_s: float):
+    facts, frames = frames_of_a_run(steps=1)
+    with pytest.raises(TelemetryError, match=f"a frame of step 0 at {time_s} s"):
+        StreamState(facts).apply(changed(frames[0], time_s=time_s))
+
+
+@pytest.mark.parametrize("num_blocks", [-8, 0, 2**62])
+def test_a_pool_of_an_impossible_size_is_not_laid_out(num_blocks: int):
+    facts, _ = frames_of_a_run(steps=1)
+    encoded = msgspec.msgpack.encode(changed(facts, num_blocks=num_blocks))
+    with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
+        msgspec.msgpack.decode(encoded, type=Hello)
+
+
+def test_packed_states_are_not_unpacked_beyond_the_pool():
+    facts, frames = frames_of_a_run(steps=1)
+    # Four million numbers in some 70 kB, in a stream about nine blocks.
+    bomb = zlib.compress(bytes(16_000_000), level=1)
+    with pytest.raises(TelemetryError, match="a snapshot of more than 9 blocks in a stream about 9"):
+        StreamState(facts).apply(changed(frames[0], block_codes=bomb))

@@ -157,9 +157,12 @@ def _unpack_or(packed: bytes, unknown: Numbers) -> Numbers:
 
 def _unpack(packed: bytes, num_blocks: int) -> Numbers:
     try:
-        numbers = np.frombuffer(zlib.decompress(packed), dtype="<u4").astype(np.uint32)
+        # One number more than there should be is enough to see that there are too many.
+        unpacked = zlib.decompressobj().decompress(packed, 4 * num_blocks + 4)
+        numbers = np.frombuffer(unpacked, dtype="<u4").astype(np.uint32)
     except (zlib.error, ValueError) as error:
         raise TelemetryError(f"a snapshot's block states cannot be unpacked ({error})") from error
     if len(numbers) != num_blocks:
-        raise TelemetryError(f"a snapshot of {len(numbers)} blocks in a stream about {num_blocks}")
+        amount = len(numbers) if len(numbers) < num_blocks else f"more than {num_blocks}"
+        raise TelemetryError(f"a snapshot of {amount} blocks in a stream about {num_blocks}")
     return numbers

@@ -12,6 +12,7 @@ finished; then which blocks look different now. It describes the state after the
 """
 
 from enum import IntEnum, IntFlag
+from typing import Annotated
 
 import msgspec
 
@@ -48,6 +49,14 @@ def block_code(ref_count: int, flags: int) -> int:
     return ref_count << REF_COUNT_SHIFT | flags
 
 
+MAX_BLOCKS = 2**26
+"""Largest pool that a reader lays out: what a damaged file claims must not fill the memory."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Number32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
 class GroupFacts(msgspec.Struct, frozen=True, array_like=True):
     """Layers that share a block table: what they remember of a request."""
 
@@ -67,21 +76,21 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", kw_only=T
     model: str
     label: str
     """What sets this run apart from its neighbours, such as a point of a sweep; may be empty."""
-    pid: int
+    pid: Count
     started_unix_s: float
     """Wall clock at `time_s` 0 of the frames."""
     simulated: bool
     """No model computes: blocks and requests are exact, times mean nothing."""
-    num_blocks: int
+    num_blocks: Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCKS)]
     """Blocks in the pool, the null block included."""
-    block_size: int
+    block_size: Positive
     """Tokens per block."""
-    block_bytes: int
+    block_bytes: Positive
     """Bytes of one block in all layers."""
     prefix_caching: bool
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    max_model_len: Count
     accepts: list[str] = []
     """Tags of the commands that viewers may send; see `commands`."""
     groups: list[GroupFacts] = []
@@ -91,58 +100,58 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", kw_only=T
 class Totals(msgspec.Struct, frozen=True, array_like=True):
     """The pool and the queues counted; the five kinds of block, null blocks apart, add up to the usable pool."""
 
-    free: int
+    free: Count
     """Blocks nobody holds and the prefix cache does not know."""
-    cached_free: int
+    cached_free: Count
     """Blocks nobody holds whose content can still be hit: the evictable ones."""
-    used: int
+    used: Count
     """Blocks with one owner."""
-    shared: int
+    shared: Count
     """Blocks with two owners or more."""
-    running: int
-    waiting: int
+    running: Count
+    waiting: Count
     """Requests in the queue, the preempted ones included."""
 
 
 class Counters(msgspec.Struct, frozen=True, array_like=True):
     """What has been counted since the engine started."""
 
-    steps: int
-    scheduled_tokens: int
-    prompt_tokens: int
+    steps: Count
+    scheduled_tokens: Count
+    prompt_tokens: Count
     """Prompt tokens of the requests that have their first output token."""
-    output_tokens: int
-    preemptions: int
-    prefix_hit_tokens: int
+    output_tokens: Count
+    preemptions: Count
+    prefix_hit_tokens: Count
     """Tokens found in the prefix cache at admissions and resumptions."""
-    first_prefix_hit_tokens: int
+    first_prefix_hit_tokens: Count
     """The same at first admissions only."""
-    admitted_prompt_tokens: int
+    admitted_prompt_tokens: Count
     """Prompt tokens of all first admissions: what `first_prefix_hit_tokens` is a share of."""
-    recomputed_tokens: int
-    peak_blocks_in_use: int
+    recomputed_tokens: Count
+    peak_blocks_in_use: Count
     """Most usable blocks that were not free right after a step was scheduled."""
-    finished: int
-    aborted: int
+    finished: Count
+    aborted: Count
 
 
 class RequestState(msgspec.Struct, frozen=True, array_like=True):
     """All that is known of one request."""
 
-    handle: int
+    handle: Count
     """A small number that stands for the request in later frames of this stream; never used twice."""
     request_id: str
     status: Status
-    num_prompt_tokens: int
-    max_tokens: int
+    num_prompt_tokens: Count
+    max_tokens: Count
     """Most output tokens."""
-    num_output_tokens: int
-    num_computed_tokens: int
+    num_output_tokens: Count
+    num_computed_tokens: Count
     """Tokens whose K/V is in the cache."""
-    num_cached_tokens: int
+    num_cached_tokens: Count
     """Those of them that came free from a prefix hit at the last admission."""
-    num_preemptions: int
-    block_table: list[int]
+    num_preemptions: Count
+    block_table: list[Count]
     """Of the first group, logical to physical; 0, the null block, where there is no block (any more)."""
     arrived_s: float | None = None
     """Stream time when it was queued; None where that was before the stream began. So are the next two."""
@@ -150,7 +159,7 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     """Stream time of its first admission; None also before that."""
     first_token_s: float | None = None
     """Stream time of its first output token; None also before that."""
-    more_tables: list[list[int]] = []
+    more_tables: list[list[Count]] = []
     """Those of the further groups."""
 
     @property
@@ -162,40 +171,40 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
 class Admitted(msgspec.Struct, frozen=True, array_like=True):
     """A request entered the running list; its progress in the step is listed apart."""
 
-    handle: int
-    num_cached_tokens: int
+    handle: Count
+    num_cached_tokens: Count
     resumed: bool
-    block_table: list[int]
+    block_table: list[Count]
     """The blocks found in the prefix cache and those allocated in this step."""
-    more_tables: list[list[int]] = []
+    more_tables: list[list[Count]] = []
     """Those of the further groups."""
 
 
 class TableChange(msgspec.Struct, frozen=True, array_like=True):
     """What happened to a request's table of one group, besides blocks appended to that of the first group."""
 
-    handle: int
+    handle: Count
     group: int
-    new_blocks: list[int]
+    new_blocks: list[Count]
     """Blocks appended; none for the first group, since they stand in `Progress`."""
-    replaced: list[int]
+    replaced: list[Count]
     """Position and new block in turn: 0 where a block was given back, since nothing attends to it any more."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
     """Where a scheduled request stands after the step."""
 
-    handle: int
-    num_computed_tokens: int
-    num_output_tokens: int
-    new_blocks: list[int]
+    handle: Count
+    num_computed_tokens: Count
+    num_output_tokens: Count
+    new_blocks: list[Count]
     """Blocks appended to its table; empty for a request that is also listed as admitted."""
 
 
 class Preempted(msgspec.Struct, frozen=True, array_like=True):
     """A running request gave up all its blocks and waits again, with nothing computed."""
 
-    handle: int
+    handle: Count
     num_blocks: int
     """Blocks that it held."""
 
@@ -203,18 +212,18 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True):
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """A request ended and gave its blocks up."""
 
-    handle: int
+    handle: Count
     reason: str
     """`stop`, `length` or `abort`."""
-    num_output_tokens: int
+    num_output_tokens: Count
 
 
 class SnapshotHead(msgspec.Struct, frozen=True, array_like=True, tag="full", kw_only=True):
     """The first fields of a `Snapshot`: enough to index a recording."""
 
-    seq: int
+    seq: Count
     """Number of the last delta that it includes."""
-    step: int
+    step: Count
     time_s: float
     totals: Totals
     counters: Counters
@@ -240,13 +249,13 @@ class Snapshot(SnapshotHead, frozen=True, array_like=True, tag="full", kw_only=T
 class _DeltaStart(msgspec.Struct, frozen=True, array_like=True, tag="step", kw_only=True):
     """The first fields of a `Delta`: what happened to requests."""
 
-    seq: int
+    seq: Count
     """One more than that of the frame before."""
-    step: int
+    step: Count
     time_s: float
     totals: Totals
     counters: Counters
-    num_evicted: int
+    num_evicted: Count
     """Blocks that lost their cached content to a new owner in this step."""
     arrived: list[RequestState]
     preempted: list[Preempted]
@@ -270,9 +279,9 @@ class Delta(_DeltaStart, frozen=True, array_like=True, tag="step", kw_only=True)
     """What one step changed."""
 
     progress: list[Progress]
-    blocks: list[int]
+    blocks: list[Number32]
     """Block id and new code, in turn."""
-    cached: list[int] = []
+    cached: list[Number32] = []
     """Blocks whose content became findable in this step, each followed by the block before it in the request that
     filled it: 0 at the beginning of a prefix."""
     first_tokens_s: list[float] = []

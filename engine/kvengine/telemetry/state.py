@@ -1,5 +1,6 @@
 """What a stream says, folded: the pool and every request after the last step seen."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -120,6 +121,8 @@ class StreamState:
         if isinstance(frame, End):
             self.end = frame
             return True
+        if not math.isfinite(frame.time_s):
+            raise TelemetryError(f"a frame of step {frame.step} at {frame.time_s} s")
         if isinstance(frame, Snapshot):
             self._start_from(frame)
         elif self._last is None or frame.seq != self._last.seq + 1 or self.lost:
@@ -160,6 +163,9 @@ class StreamState:
         return f"delta {first} is missing" if first == last else f"deltas {first} to {last} are missing"
 
     def _start_from(self, snapshot: Snapshot) -> None:
+        highest = max((max(table, default=0) for state in snapshot.requests for table in state.tables), default=0)
+        if highest >= self.facts.num_blocks:
+            raise TelemetryError(f"a snapshot speaks of block {highest} in a pool of {self.facts.num_blocks}")
         self._blocks.load(snapshot)
         self._requests = {state.handle: _Request(state) for state in snapshot.requests}
         self.lost = ""
