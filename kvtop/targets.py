@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "KVTOP_TOKEN"
 """Environment variable with the bearer token for servers; an argument would be seen by every user of the machine."""
 NOTHING_RUNS_HINT = "start one with `kvplan run PROFILE`, open a recording with `kvtop FILE`, or try `kvtop --demo`"
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def _endpoint(url: str) -> "MetricsEndpoint":
 
     token = os.environ.get(TOKEN_VARIABLE) or None
     endpoint = MetricsEndpoint(url, token=token)
-    if token is not None and urlsplit(url).scheme == "http" and endpoint.host not in _LOOPBACK:
+    if token is not None and urlsplit(url).scheme == "http" and endpoint.host not in LOOPBACK:
         raise ConfigError(
             f"{url}: {TOKEN_VARIABLE} would be sent over the network in the clear",
             hint=f"use https://, or unset {TOKEN_VARIABLE} for this server",

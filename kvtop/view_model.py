@@ -9,6 +9,7 @@ from kvengine.telemetry.engine_reading import EngineReading
 from kvengine.telemetry.history import Event, EventKind, Sample
 from kvengine.telemetry.schema import Hello, RequestState, Status
 from kvengine.telemetry.state import StepUpdate
+from kvtop.gpu_readings import NOT_ASKED, GpuPicture
 from kvtop.map_order import MapColour, MapOrder
 from kvtop.picture import Picture
 from kvtop.playback import Playhead
@@ -83,6 +84,7 @@ class ViewModel:
     is_server: bool = False
     """A vLLM or SGLang server: there is a `server`, and never a picture."""
     server: ServerPicture | None = None
+    gpus: GpuPicture = NOT_ASKED
     facts: Hello | None = None
     pool: Pool | None = None
     """The blocks that the picture is made of."""

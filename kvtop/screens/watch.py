@@ -11,15 +11,17 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from kvtop import formats
+from kvtop.gpu_readings import ELSEWHERE, NOTHING_RUNS, GpuWatcher
 from kvtop.pacing import Pacer
 from kvtop.screens.prompt import Prompt
-from kvtop.sources.base import Source, SourceBroke, StatusChanged
+from kvtop.sources.base import GpusRead, Source, SourceBroke, StatusChanged
 from kvtop.sources.recording import ChangeSpeed, Command, RecordingSource, Seek, SeekStep, SeekTime, StepBy, TogglePlay
 from kvtop.view_model import ViewModel
 from kvtop.widgets.block_detail import BlockDetail
 from kvtop.widgets.block_table import BlockTable
 from kvtop.widgets.engine_totals import EngineTotals
 from kvtop.widgets.event_log import EventLog
+from kvtop.widgets.gpu_table import GpuTable
 from kvtop.widgets.line_pane import LinePane
 from kvtop.widgets.playback_bar import PlaybackBar
 from kvtop.widgets.pool_map import PoolMap
@@ -39,7 +41,7 @@ MAP_SHARE = 0.3
 MIN_LINES_OF_PANE = 3
 """A pane that is folded to fewer lines is enlarged when it is asked for."""
 FRAME_CHOICES_S = (0.1, 0.2, 0.25, 0.5, 1.0, 2.0)
-PANES_TOOLTIP = "Map, requests, prefixes, trend, events, block, waste; again: enlarge"
+PANES_TOOLTIP = "Map, requests, prefixes, trend, events, block, waste, GPU; again: enlarge"
 PANES = (
     ("1", "map", "Map"),
     ("2", "requests", "Requests"),
@@ -48,6 +50,7 @@ PANES = (
     ("5", "events", "Events"),
     ("6", "block", "Block"),
     ("7", "waste", "Waste"),
+    ("8", "gpu", "GPU"),
 )
 RECORDING_ONLY = {"step", "speed", "seek", "go_to"}
 BLOCKS_ONLY = {"find", "rate"}
@@ -131,7 +134,9 @@ class WatchScreen(Screen[None]):
         self.prefixes = PrefixList(model)
         self.trend = TrendChart(model)
         self.events = EventLog(model)
+        self.gpu = GpuTable(model)
         self.playback = PlaybackBar(model)
+        self._gpu_watcher = GpuWatcher(lambda picture: self.post_message(GpusRead(picture)))
 
     def compose(self) -> ComposeResult:
         """The panes; kvtop.tcss says where they lie."""
@@ -146,6 +151,7 @@ class WatchScreen(Screen[None]):
                 yield self.figures if self.model.is_server else self.requests
                 yield self.table
                 yield self.prefixes
+                yield self.gpu
         with Horizontal(id="bottom"):
             yield self.trend
             yield self.events
@@ -158,11 +164,16 @@ class WatchScreen(Screen[None]):
         self.set_class(self.source.is_server, "-server")
         self.set_interval(TICK_S, self._tick)
         (self.figures if self.model.is_server else self.requests).focus()
+        if self.source.is_local:
+            self._gpu_watcher.start()
+        else:
+            self.model.gpus = NOTHING_RUNS if self.model.is_recording else ELSEWHERE
         Thread(target=self._read, name=self.source.name, daemon=True).start()
 
     def on_unmount(self) -> None:
-        """Let the worker end."""
+        """Let the threads end."""
         self.source.stop()
+        self._gpu_watcher.stop()
 
     def _read(self) -> None:
         """Run the source on its thread; a daemon, so that nothing waits for a server that does not answer."""
@@ -188,6 +199,7 @@ class WatchScreen(Screen[None]):
             self.prefixes,
             self.trend,
             self.events,
+            self.gpu,
         )
 
     # What the source says.
@@ -217,7 +229,15 @@ class WatchScreen(Screen[None]):
         """Show what the source is doing."""
         self.model.status = message.status
         self.model.facts = message.facts or self.model.facts
+        if message.facts is not None:
+            self._gpu_watcher.pid = message.facts.pid
         self._show_age()
+
+    def on_gpus_read(self, message: GpusRead) -> None:
+        """Show what the GPUs say; the pane has a place of its own only where there are any."""
+        self.model.gpus = message.picture
+        self.set_class(bool(message.picture.gpus), "-gpus")
+        self.gpu.update_view()
 
     def _show_server(self) -> None:
         """Draw all panes: answers are rare."""
@@ -234,7 +254,7 @@ class WatchScreen(Screen[None]):
         """Tell of the block under the mouse."""
         if message.block_id != self.model.hovered:
             self.model.hovered = message.block_id
-            self.block.update_view()
+            self._show_block()
 
     def on_pool_map_owner_wanted(self, message: PoolMap.OwnerWanted) -> None:
         """Select an owner of a block; the next one each time."""
@@ -271,6 +291,10 @@ class WatchScreen(Screen[None]):
     def _look_at(self, block_id: int | None) -> None:
         self.model.cursor = block_id
         self.map.show_cursor()
+        self._show_block()
+
+    def _show_block(self) -> None:
+        self.set_class(self.model.looked_at is not None, "-looking")
         self.block.update_view()
 
     def _filter(self, text: str | None) -> None:

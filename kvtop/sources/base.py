@@ -15,6 +15,7 @@ from textual.message import Message
 from kvengine.telemetry.history import Event, Sample
 from kvengine.telemetry.schema import Hello
 from kvengine.telemetry.state import StepUpdate, StreamState
+from kvtop.gpu_readings import GpuPicture
 from kvtop.playback import Playhead
 from kvtop.server_view import ServerPicture
 from kvtop.trends import TrendPoint
@@ -41,6 +42,13 @@ class StatusChanged(Message):
 
     status: SourceStatus
     facts: Hello | None
+
+
+@dataclass
+class GpusRead(Message):
+    """The GPUs of this machine were asked."""
+
+    picture: GpuPicture
 
 
 @dataclass
@@ -72,6 +80,11 @@ class Source(Protocol):
     @property
     def is_server(self) -> bool:
         """Whether it is a server of another engine, which tells no blocks."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether what is watched runs on this machine now, so that its GPUs are those of this machine."""
         ...
 
     @property

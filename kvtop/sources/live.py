@@ -17,6 +17,7 @@ class LiveSource:
 
     is_recording = False
     is_server = False
+    is_local = True
 
     def __init__(self, attachment: Attachment) -> None:
         self.frame_s = FRAME_S

@@ -68,6 +68,7 @@ class RecordingSource:
 
     is_recording = True
     is_server = False
+    is_local = False
 
     def __init__(self, recording: Recording) -> None:
         self.frame_s = FRAME_S

@@ -24,7 +24,7 @@ from kvengine.telemetry.scraper import MetricsEndpoint
 from kvtop.server_view import CacheEvents, MetricsPicture, ServerPicture
 from kvtop.sources.base import Handover, NewsArrived, Post, StatusChanged
 from kvtop.sources.events import EventsFollower, EventTarget
-from kvtop.targets import Server
+from kvtop.targets import LOOPBACK, Server
 from kvtop.trends import TrendPoint
 from kvtop.view_model import Phase, SourceStatus
 
@@ -67,6 +67,11 @@ class ServerSource:
         self._post: Post = lambda _: None
         self._origin_s = time.monotonic()
         self._follower = EventsFollower(self._take_events, self._now_s)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the address is one of this machine's own."""
+        return self._endpoint is not None and self._endpoint.host in LOOPBACK
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from kvtop.view_model import ViewModel
 from kvtop.waste import Allocation, Waste
 from kvtop.widgets.line_pane import LinePane
 
-MIN_WIDTH_FOR_FITTING = 46
+MIN_WIDTH_FOR_FITTING = 62
 BAR_COLUMNS = 8
 
 
