@@ -12,6 +12,7 @@ from textual.widgets.option_list import Option
 
 from kvengine.telemetry.reader import RunningEngine
 from kvtop.formats import plural
+from kvtop.widgets.foreign_text import as_markup
 
 
 class EnginePicker(ModalScreen[Path | None]):
@@ -27,7 +28,9 @@ class EnginePicker(ModalScreen[Path | None]):
 
     def compose(self) -> ComposeResult:
         """One row an engine."""
-        engines = OptionList(*[Option(describe_engine(engine), id=str(engine.path)) for engine in self._engines])
+        engines = OptionList(
+            *[Option(as_markup(describe_engine(engine)), id=str(engine.path)) for engine in self._engines]
+        )
         engines.border_title = f"{plural(len(self._engines), 'engine')} running"
         engines.border_subtitle = "enter attaches · esc quits"
         yield engines

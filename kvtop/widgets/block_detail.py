@@ -8,7 +8,8 @@ from kvtop import formats
 from kvtop.glyphs import BLOCK_GLYPHS, BLOCK_NAMES
 from kvtop.picture import BlockFacts, Picture
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, LinePane, printable
+from kvtop.widgets.foreign_text import printable
+from kvtop.widgets.line_pane import Line, LinePane
 
 CONFIG_COLUMNS = 38
 CONFIG_FIRST = (

@@ -8,6 +8,7 @@ from kvtop import formats
 from kvtop.glyphs import BLOCK_GLYPHS
 from kvtop.view_model import ViewModel
 from kvtop.widgets.block_detail import state_style
+from kvtop.widgets.foreign_text import as_markup
 from kvtop.widgets.line_pane import LinePane
 
 
@@ -30,7 +31,7 @@ class BlockTable(LinePane):
         if request is None:
             self.set_titles("Block table")
         else:
-            self.set_titles(f"Block table of {request.request_id}", self._describe(request))
+            self.set_titles(f"Block table of {as_markup(request.request_id)}", self._describe(request))
         self.refresh()
 
     def draw_line(self, y: int, width: int) -> Strip:

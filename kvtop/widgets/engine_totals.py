@@ -9,7 +9,8 @@ from kvtop import formats
 from kvtop.glyphs import MISSING
 from kvtop.server_view import EventsPicture
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, ListPane, printable
+from kvtop.widgets.foreign_text import printable
+from kvtop.widgets.line_pane import Line, ListPane
 
 LINES_OF_ENGINE = 4
 MIN_BAR_COLUMNS = 8

@@ -5,7 +5,8 @@ from textual.strip import Strip
 from kvengine.telemetry.history import Event, EventKind
 from kvtop import formats
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import ListPane, printable
+from kvtop.widgets.foreign_text import printable
+from kvtop.widgets.line_pane import ListPane
 
 _GLYPHS = {
     EventKind.ARRIVE: "+",

@@ -7,7 +7,8 @@ from kvtop import formats
 from kvtop.glyphs import MISSING
 from kvtop.gpu_readings import GpuReading
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import ListPane, printable
+from kvtop.widgets.foreign_text import printable
+from kvtop.widgets.line_pane import ListPane
 
 LINES_OF_GPU = 2
 BAR_COLUMNS = 16

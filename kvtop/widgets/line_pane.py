@@ -14,6 +14,7 @@ from textual.widget import Widget
 
 from kvtop.palette import Palette
 from kvtop.view_model import ViewModel
+from kvtop.widgets.foreign_text import printable
 
 ELLIPSIS = "…"
 
@@ -23,11 +24,6 @@ def cut(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     return text[: width - 1] + ELLIPSIS if width > 0 else ""
-
-
-def printable(text: str) -> str:
-    """A server's own words, with a sign in place of what would move the cursor."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 class Line:
@@ -51,7 +47,7 @@ class Line:
 
     def add(self, text: str, style: Style) -> "Line":
         """Add text, cut to what room there is."""
-        text = cut(text, self.room)
+        text = cut(printable(text), self.room)
         if text:
             self._segments.append(Segment(text, style))
             self._used += len(text)

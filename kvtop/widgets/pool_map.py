@@ -30,6 +30,7 @@ from kvtop.pacing import Pacer
 from kvtop.palette import Palette
 from kvtop.picture import Picture
 from kvtop.view_model import ViewModel
+from kvtop.widgets.foreign_text import as_markup
 from kvtop.widgets.line_pane import LinePane
 
 GLYPHS = {
@@ -356,7 +357,7 @@ class PoolMap(LinePane, can_focus=True):
         # The fill level is what a third glyph of the same colour tells.
         legend = LEGENDS[model.map_colour].format(used="▫▪■" if many else "■", shared="◇◈◆" if many else "◆")
         selected = model.selected
-        lit = f"  [$kv-lit on $kv-lit-back] ■ [/] {selected.request_id}" if selected is not None else ""
+        lit = f"  [$kv-lit on $kv-lit-back] ■ [/] {as_markup(selected.request_id)}" if selected is not None else ""
         self.set_titles(f"1 Map  [$kv-muted]{scale} · by {model.map_order}{colour}{seen}[/]", legend + lit)
 
     def _refresh_cells(self, changed: NDArray[np.bool_], cursor: int | None) -> None:

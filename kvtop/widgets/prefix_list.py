@@ -13,7 +13,8 @@ from kvtop.pacing import Pacer
 from kvtop.picture import Picture, runs_of
 from kvtop.prefix_tree import PrefixTree, Segment
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import Line, ListPane, printable
+from kvtop.widgets.foreign_text import printable
+from kvtop.widgets.line_pane import Line, ListPane
 
 TREE_SHARE = 0.01
 """Of the time, at most, to keep the tree up to date."""

@@ -11,7 +11,8 @@ from kvengine.telemetry.rates import Window
 from kvtop import formats
 from kvtop.glyphs import MISSING
 from kvtop.view_model import ViewModel
-from kvtop.widgets.line_pane import ListPane, printable
+from kvtop.widgets.foreign_text import printable
+from kvtop.widgets.line_pane import ListPane
 
 
 @dataclass(frozen=True, slots=True)

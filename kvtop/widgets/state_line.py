@@ -10,7 +10,8 @@ from kvtop import formats
 from kvtop.glyphs import MISSING
 from kvtop.picture import Picture
 from kvtop.view_model import Phase, ViewModel
-from kvtop.widgets.line_pane import LinePane, Part, arrange, printable
+from kvtop.widgets.foreign_text import printable
+from kvtop.widgets.line_pane import LinePane, Part, arrange
 
 BAR_COLUMNS = 24
 
