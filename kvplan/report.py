@@ -87,8 +87,9 @@ PLANNED_NOTE = (
     " and with every output at its full length"
 )
 UNITS_NOTE = (
-    "prefix hits and recomputed in tokens; tail waste: unused slots in the last blocks of running requests, as a share"
-    " of all slots in use, over the steps"
+    "prefix hits, those of resumptions included, and recomputed in tokens; tail waste: unused slots in the last blocks"
+    " of running requests, as a share of all slots in use, over the steps; prompt tok/s counts whole prompts, also what"
+    " was found in the prefix cache"
 )
 
 
