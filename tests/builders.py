@@ -66,6 +66,7 @@ def a_request(
     )
 
 
-def a_pool(*, num_blocks: int = 9, evicted: list[BlockId] | None = None) -> BlockPool:
+def a_pool(*, num_blocks: int = 9, evicted: list[BlockId] | None = None, uncached_first: bool = True) -> BlockPool:
     """A pool with ids 1 .. num_blocks - 1; what it evicts is added to `evicted`."""
-    return BlockPool(num_blocks, on_evict=lambda blocks: (evicted if evicted is not None else []).extend(blocks))
+    gone = evicted if evicted is not None else []
+    return BlockPool(num_blocks, on_evict=gone.extend, uncached_first=uncached_first)

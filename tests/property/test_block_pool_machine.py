@@ -8,10 +8,11 @@ from tests.builders import a_pool
 class BlockPoolMachine(RuleBasedStateMachine):
     """Any order of taking, sharing, caching and releasing agrees with one plain list of free blocks."""
 
-    @initialize(num_blocks=st.integers(2, 14))
-    def build(self, num_blocks: int) -> None:
+    @initialize(num_blocks=st.integers(2, 14), uncached_first=st.sampled_from([True, True, False]))
+    def build(self, num_blocks: int, uncached_first: bool) -> None:
         self.evicted: list[BlockId] = []
-        self.pool: BlockPool = a_pool(num_blocks=num_blocks, evicted=self.evicted)
+        self.uncached_first = uncached_first
+        self.pool: BlockPool = a_pool(num_blocks=num_blocks, evicted=self.evicted, uncached_first=uncached_first)
         self.pool.track_changes()
         self.free_queue = list(range(1, num_blocks))
         self.owners = dict.fromkeys(range(num_blocks), 0)
@@ -47,11 +48,17 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def free_a_table(self, data: st.DataObject) -> None:
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         self.pool.free(table)
-        for block in table:
-            self.owners[block] -= 1
-        released = [block for block in reversed(table) if not self.owners[block]]
-        head = [block for block in released if block not in self.cached]
-        self.free_queue = head + self.free_queue + [block for block in released if block in self.cached]
+        self._release(table[::-1])
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def free_several_tables_in_one_order(self, data: st.DataObject) -> None:
+        """A block may be listed once for each of its owners."""
+        count = data.draw(st.integers(1, len(self.tables)))
+        blocks = data.draw(st.permutations([block for table in self.tables[:count] for block in table]))
+        del self.tables[:count]
+        self.pool.free_in_order(blocks)
+        self._release(blocks)
 
     @precondition(lambda self: any(self.owners.values()))
     @rule(data=st.data(), cached=st.booleans())
@@ -70,6 +77,15 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert {block for block in state if self.seen.get(block, (0, False)) != state[block]} <= changed
         self.seen = state
         assert self.pool.take_changes() == []
+
+    def _release(self, blocks: list[BlockId]) -> None:
+        head: list[int] = []
+        for block in blocks:
+            self.owners[block] -= 1
+            if not self.owners[block]:
+                is_first = self.uncached_first and block not in self.cached
+                (head if is_first else self.free_queue).append(block)
+        self.free_queue = head + self.free_queue
 
     @invariant()
     def books_agree(self) -> None:

@@ -104,3 +104,26 @@ def test_an_eviction_is_in_the_journal() -> None:
     pool.track_changes()
     pool.try_allocate(1)
     assert pool.take_changes() == [1]
+
+
+def test_blocks_freed_in_an_order_are_reused_in_it_and_may_be_listed_for_each_owner() -> None:
+    pool = a_pool(num_blocks=6)
+    taken = pool.try_allocate(3)
+    assert taken is not None
+    pool.mark_cached(taken[:2])
+    pool.share(taken[:1])
+    # Block 1 has two owners and goes with its second mention, behind block 2; block 3 has no content.
+    pool.free_in_order([BlockId(1), BlockId(2), BlockId(3), BlockId(1)])
+    assert pool.free_blocks() == [3, 4, 5, 2, 1]
+
+
+def test_a_pool_may_put_all_freed_blocks_behind_the_others() -> None:
+    evicted: list[BlockId] = []
+    pool = a_pool(num_blocks=5, evicted=evicted, uncached_first=False)
+    table = pool.try_allocate(3)
+    assert table is not None
+    pool.mark_cached(table[:1])
+    pool.free(table)
+    assert pool.free_blocks() == [4, 3, 2, 1]
+    assert pool.try_allocate(4) == [4, 3, 2, 1]
+    assert evicted == [1]

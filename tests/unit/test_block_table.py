@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvengine.block_table import slot_mapping, slot_of
+from kvengine.block_table import PAD_SLOT, kernel_block_ids, rank_slot_mapping, slot_mapping, slot_of
 
 
 def test_a_slot_is_block_id_times_block_size_plus_offset() -> None:
@@ -48,3 +48,41 @@ def test_the_batch_agrees_with_one_token_at_a_time(data: st.DataObject, block_si
         for position in range(start, start + count)
     ]
     assert slot_mapping(tables, starts, counts, block_size).tolist() == one_by_one
+
+
+def test_ranks_deal_the_tokens_of_a_block_id_out_in_turn() -> None:
+    # Two ranks, blocks of 4: id 3 holds positions 0..7. Even ones are slots 12..15 of rank 0, odd ones of rank 1.
+    first, second = (
+        rank_slot_mapping([[3]], starts=[0], counts=[8], block_size=4, num_ranks=2, rank=rank) for rank in (0, 1)
+    )
+    assert first.tolist() == [12, PAD_SLOT, 13, PAD_SLOT, 14, PAD_SLOT, 15, PAD_SLOT]
+    assert second.tolist() == [PAD_SLOT, 12, PAD_SLOT, 13, PAD_SLOT, 14, PAD_SLOT, 15]
+
+
+def test_neighbouring_tokens_may_stay_on_one_rank() -> None:
+    # Pairs in turn: positions 0, 1, 4, 5 are on rank 0.
+    slots = rank_slot_mapping([[3]], starts=[0], counts=[8], block_size=4, num_ranks=2, rank=0, interleave=2)
+    assert slots.tolist() == [12, 13, PAD_SLOT, PAD_SLOT, 14, 15, PAD_SLOT, PAD_SLOT]
+
+
+@given(num_ranks=st.integers(1, 4), size=st.integers(1, 6), length=st.integers(1, 40), data=st.data())
+def test_every_token_has_a_slot_on_exactly_one_rank_and_no_slot_two_tokens(
+    num_ranks: int, size: int, length: int, data: st.DataObject
+) -> None:
+    interleave = data.draw(st.sampled_from([part for part in range(1, size + 1) if size % part == 0]))
+    table = list(range(1, -(-length // (size * num_ranks)) + 1))
+    by_rank = [
+        rank_slot_mapping([table], [0], [length], size, num_ranks=num_ranks, rank=rank, interleave=interleave)
+        for rank in range(num_ranks)
+    ]
+    assert (np.sum([slots != PAD_SLOT for slots in by_rank], axis=0) == 1).all()
+    for slots in by_rank:
+        kept = slots[slots != PAD_SLOT]
+        assert len(set(kept.tolist())) == len(kept)
+
+
+def test_a_pool_block_is_several_neighbouring_kernel_blocks_and_the_null_block_stays_null() -> None:
+    assert kernel_block_ids([7, 2], 2).tolist() == [14, 15, 4, 5]
+    assert kernel_block_ids([0, 1], 3).tolist() == [0, 1, 2, 3, 4, 5]
+    assert kernel_block_ids([7, 2], 1).tolist() == [7, 2]
+    assert kernel_block_ids([7], 2).dtype == np.int32

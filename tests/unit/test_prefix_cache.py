@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvengine.block_pool import BlockId
-from kvengine.prefix_cache import BlockKey, HashChain, PrefixCache
+from kvengine.prefix_cache import BlockKey, HashChain, PrefixCache, group_of_key, group_suffix
 
 
 def hashes_of(tokens: list[int], *, block_size: int = 2, salt: str = "") -> list[bytes]:
@@ -64,3 +64,60 @@ def test_a_prefix_ends_at_its_first_missing_block_and_at_the_limit() -> None:
     assert cache.find_prefix(keys, 0) == []
     assert cache.key_of(BlockId(4)) == b"d"
     assert cache.key_of(BlockId(3)) is None
+
+
+def test_a_block_is_entered_for_a_prefix_and_for_one_that_ends_inside_it() -> None:
+    cache = PrefixCache(8)
+    cache.add(BlockId(1), BlockKey(b"whole"), 8)
+    cache.add(BlockId(1), BlockKey(b"part"), 6)
+    assert cache.entries_of(BlockId(1)) == {b"whole": 8, b"part": 6}
+    assert [cache.find(BlockKey(name)) for name in (b"whole", b"part")] == [1, 1]
+    cache.check_invariants()
+    cache.discard([BlockId(1)])
+    assert [cache.find(BlockKey(name)) for name in (b"whole", b"part")] == [None, None]
+    cache.check_invariants()
+
+
+def test_longer_content_replaces_what_a_block_was_entered_for() -> None:
+    cache = PrefixCache(8)
+    cache.add(BlockId(1), BlockKey(b"part"), 6)
+    cache.add(BlockId(1), BlockKey(b"whole"), 8)
+    assert cache.entries_of(BlockId(1)) == {b"whole": 8}
+    assert cache.find(BlockKey(b"part")) is None
+    cache.check_invariants()
+
+
+def test_entering_a_block_again_changes_nothing_not_even_its_place_among_equals() -> None:
+    cache, key = PrefixCache(8), BlockKey(b"k")
+    for block in (1, 2, 1):
+        cache.add(BlockId(block), key, 4)
+    assert cache.find(key) == 1
+    cache.check_invariants()
+
+
+def test_what_a_block_is_entered_for_beyond_a_length_can_be_taken_out() -> None:
+    cache = PrefixCache(8)
+    cache.add(BlockId(1), BlockKey(b"whole"), 8)
+    cache.add(BlockId(1), BlockKey(b"part"), 6)
+    assert cache.discard_longer(BlockId(1), 7)
+    assert cache.entries_of(BlockId(1)) == {b"part": 6}
+    cache.check_invariants()
+    assert not cache.discard_longer(BlockId(1), 5)
+    assert cache.entries_of(BlockId(1)) == {}
+    cache.check_invariants()
+
+
+def test_another_block_can_be_found_in_place_of_a_cached_one() -> None:
+    cache = PrefixCache(8)
+    cache.add(BlockId(1), BlockKey(b"state"), 6)
+    cache.move(BlockId(1), BlockId(2))
+    assert cache.find(BlockKey(b"state")) == 2
+    assert (cache.entries_of(BlockId(1)), cache.entries_of(BlockId(2))) == ({}, {b"state": 6})
+    cache.check_invariants()
+
+
+def test_a_key_says_which_group_it_belongs_to_and_is_the_hash_alone_for_the_first() -> None:
+    digest = hashes_of([1, 2])[0]
+    assert group_suffix(0) == b""
+    keys = [BlockKey(digest + group_suffix(group)) for group in (0, 1, 255, 256)]
+    assert [group_of_key(key) for key in keys] == [0, 1, 255, 256]
