@@ -73,7 +73,7 @@ def read_csv_rows(path: Path, form: CsvFormat, *, model: str | None = None) -> I
         cells = _split(text, where)
         if header is None:
             header = [cell.strip() for cell in cells]
-            _check_header(header, form, str(path))
+            _check_header(header, form, str(path), filters_models=model is not None)
         elif any(cells):
             cell_of = _cells_by_column(header, cells, where)
             if model is None or form.model is None or cell_of[form.model] == model:
@@ -91,8 +91,10 @@ def _split(text: str, where: str) -> list[str]:
         raise ConfigError(f"not valid CSV: {error}", where=where) from None
 
 
-def _check_header(header: Sequence[str], form: CsvFormat, where: str) -> None:
+def _check_header(header: Sequence[str], form: CsvFormat, where: str, *, filters_models: bool) -> None:
     needed = [form.input_tokens, form.output_tokens, *([form.time] if form.needs_time else [])]
+    if filters_models and form.model is not None:
+        needed.append(form.model)
     missing = [column for column in needed if column not in header]
     if missing:
         found = ", ".join(repr(column) for column in header[:8])

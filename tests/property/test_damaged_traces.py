@@ -66,3 +66,11 @@ def test_the_undamaged_trace_is_read(name: str, tmp_path: Path) -> None:
     (tmp_path / "trace").write_bytes(SAMPLES[name])
 
     assert list(READERS[name](tmp_path / "trace"))
+
+
+def test_a_table_without_the_column_that_names_models_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(SAMPLES["burstgpt"].replace(b"Model", b"M\x00del"))
+    refusal = refusal_of(READERS["burstgpt"], path)
+    assert refusal is not None
+    assert "column 'Model' is missing" in refusal
