@@ -123,7 +123,7 @@ def rank_slot_mapping(
     span = block_size * num_ranks
     block, offset = np.divmod(slot_mapping(tables, starts, counts, span), span)
     dealt, within = np.divmod(offset, interleave)
-    slots = block * block_size + dealt // num_ranks * interleave + within
+    slots: NDArray[np.int64] = block * block_size + dealt // num_ranks * interleave + within
     slots[dealt % num_ranks != rank] = PAD_SLOT
     return slots
 
