@@ -1,5 +1,6 @@
 """A point on the live engine, with a real model, watched through telemetry."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,9 +9,10 @@ import msgspec
 
 from kvengine.clock import RealClock
 from kvengine.engine import Engine
-from kvengine.errors import CapacityError
+from kvengine.errors import CapacityError, TelemetryError
 from kvengine.observer import TelemetryPublisher, engine_facts
 from kvengine.runner import ModelRunner
+from kvengine.telemetry.runtime_dir import make_private_dir, runtime_dir
 from kvplan.drive import Driver, Progress, RealPace, limit_of
 from kvplan.figures import Figures, count_good
 from kvplan.point_engine import closing, engine_figures, schedule_of
@@ -18,6 +20,8 @@ from kvplan.prepare import PreparedPoint
 from kvplan.requests.schedule import Schedule
 from kvplan.requests.spec import RequestSpec
 from kvplan.run_model import LiveModels
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,7 @@ def run_live(
     _warm_up(prepared, requests, runner)
     clock = RealClock()
     facts = engine_facts(prepared.config, model=prepared.model.name, label=prepared.point.title)
-    publisher = TelemetryPublisher.open(facts, clock=clock, recording=recording)
+    publisher = TelemetryPublisher.open(facts, clock=clock, socket=_has_place_for_a_socket(), recording=recording)
     engine = Engine(prepared.config, runner, clock=clock, publisher=publisher, debug=debug)
     driver = Driver(
         engine,
@@ -78,6 +82,16 @@ def run_live(
         error = caught
     measured = msgspec.structs.replace(_measured(prepared, engine, driver), kv_cache_bytes=runner.cache_bytes)
     return LiveRun(measured=measured, environment=models.environment(), out_of_time=out_of_time, error=error)
+
+
+def _has_place_for_a_socket() -> bool:
+    """Whether kvtop will be able to attach; a run does not need it, and goes on without."""
+    try:
+        make_private_dir(runtime_dir())
+    except TelemetryError as error:
+        logger.warning("note: kvtop cannot attach to this run: %s", error)
+        return False
+    return True
 
 
 def _warm_up(prepared: PreparedPoint, requests: Sequence[RequestSpec], runner: ModelRunner) -> None:

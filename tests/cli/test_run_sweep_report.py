@@ -296,6 +296,18 @@ max_tokens: 6
 """
 
 
+def test_a_run_goes_on_where_no_viewer_can_attach(
+    kvplan: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    demo_model_or_skip()
+    pytest.importorskip("torch")
+    (tmp_path / "w.yaml").write_text(LIVE_WORKLOAD)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent")
+    done = kvplan("run", "r.yaml", "--set", "target=engine", "--set", "device=cpu", "--no-recording")
+    assert done.code == 0
+    assert "kvtop cannot attach to this run: /nonexistent/pagedkv" in caplog.text
+
+
 def test_a_live_run_measures_what_was_planned(kvplan: Callable[..., Done], tmp_path: Path) -> None:
     demo_model_or_skip()
     pytest.importorskip("torch")
