@@ -49,6 +49,12 @@ def parse_bytes(text: str, *, where: str = "") -> int:
     unit = match.group(2).lower() if match else ""
     if match is None or unit not in _BYTES_PER_UNIT:
         raise ConfigError(f"expected a size in bytes such as 52.32GiB, 80GB or 56173450887, got {text!r}", where=where)
+    if not unit and "." in match.group(1):
+        raise ConfigError(
+            f"a number without a unit is bytes, and there is no fraction of one, got {text!r}; "
+            f"{text.strip()}GiB, perhaps",
+            where=where,
+        )
     size_bytes = int(Decimal(match.group(1)) * _BYTES_PER_UNIT[unit])
     if size_bytes <= 0:
         raise ConfigError(f"expected a size greater than 0, got {text!r}", where=where)
