@@ -28,7 +28,7 @@ def outcome_of(path: Path) -> Outcome:
 
 
 @pytest.mark.parametrize("path", OWN_CASES, ids=name_of)
-def test_cases_worked_by_hand_pass_to_the_block_id(path: Path) -> None:
+def test_the_projects_own_cases_pass_to_the_block_id(path: Path) -> None:
     assert list(outcome_of(path).lines()) == []
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
-from kvengine.block_table import RequestBlocks
+from kvengine.block_table import BlockTable, RequestBlocks
 from kvengine.config import EngineConfig
 from kvengine.kv_groups.agreement import HitSearch, PrefixHit
 from kvengine.kv_groups.copies import StepCopies
@@ -24,6 +24,7 @@ from kvengine.kv_groups.states import StateGroup
 from kvengine.kv_groups.windows import ChunkGroup, WindowGroup
 from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache, group_of_key
 from kvengine.request import Request, RequestId
+from kvengine.units import cdiv
 
 NewBlocks = Sequence[Sequence[BlockId]]
 """For each group, blocks newly taken for a request; prefix hits are not among them. Empty where nothing was to do."""
@@ -209,6 +210,26 @@ class KVCacheManager:
         """Drop what is kept of a request that will not come back; it must hold no blocks."""
         self._chains.pop(request.request_id, None)
 
+    def _admit_lone(
+        self, group: FullGroup, request: Request, hit: PrefixHit, num_tokens: int, gate_tokens: int, room: int
+    ) -> NewBlocks | None:
+        """Admit where full attention is alone: the same without the loops over groups (8 us a request less)."""
+        (blocks,), size = hit.tables, group.block_size
+        target = group.target(request, num_tokens, self._num_lookahead)
+        num_new = cdiv(target, size) - len(blocks)
+        # Hit blocks that nobody owns now leave the free blocks too.
+        num_needed = max(num_new, cdiv(gate_tokens, size) - len(blocks)) + self._pool.num_free_among(blocks)
+        if num_needed > room:
+            return None
+        self._pool.share(blocks)
+        taken = self._pool.try_allocate(num_new)
+        assert taken is not None, f"{num_new} blocks were counted as free and are not there"
+        table = BlockTable([*blocks, *taken])
+        table.num_cached_blocks = len(blocks)
+        held = self._held[request.request_id] = RequestBlocks((table,))
+        self._settle_lone(group, request, held, num_tokens)
+        return (taken,)
+
     def _extend_lone(
         self, group: FullGroup, request: Request, held: RequestBlocks, num_tokens: int
     ) -> NewBlocks | None:
@@ -218,7 +239,7 @@ class KVCacheManager:
         taken: Sequence[BlockId] = ()
         num_missing = target - len(table.block_ids) * size
         if num_missing > 0:
-            new_blocks = self._pool.try_allocate(-(-num_missing // size))
+            new_blocks = self._pool.try_allocate(cdiv(num_missing, size))
             if new_blocks is None:
                 return None
             table.block_ids += new_blocks
@@ -257,9 +278,6 @@ class KVCacheManager:
 
     def _settle(self, request: Request, held: RequestBlocks, start: int, end: int) -> None:
         """Cache what the tokens `start .. end - 1` fill, and note until when nothing more is to do."""
-        if self._lone_group is not None:
-            self._settle_lone(self._lone_group, request, held, end)
-            return
         num_known = request.num_tokens
         num_certain = min(end, num_known)
         num_cacheable = self._sizes.cacheable(num_certain) if self._caching else 0
