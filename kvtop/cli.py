@@ -45,6 +45,9 @@ def watch(
     no_kv_events: Annotated[
         bool, typer.Option("--no-kv-events", help="Do not listen to a server's KV events.")
     ] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Watch guided scenes, acted out by an engine without a model.")
+    ] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="Open a recording that was cut off, and show the steps up to there.")
     ] = False,
@@ -56,6 +59,10 @@ def watch(
         raise ConfigError("--json prints one state, so it goes with --once", hint="kvtop --once --json")
     events = EventsWanted(live=kv_events, replay=kv_events_replay, is_off=no_kv_events)
     _check_events(events)
+    if demo:
+        if target is not None or once:
+            raise ConfigError("--demo brings its own engine: it takes no TARGET and no --once")
+        return _show_demo()
     if once:
         _print_once(target, partial=partial, events=events)
         return 0
@@ -126,10 +133,12 @@ def _show(target: str | None, *, partial: bool, events: EventsWanted) -> int:
     engines = [] if target is not None or events.live is not None else running_engines()
     only = str(engines[0].path) if len(engines) == 1 else target
     opened = _open(only, partial=partial, events=events)
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Textual reads keys from the one and draws on the other
+    try:
+        _require_terminal()
+    except TelemetryError:
         if isinstance(opened, Recording | Attachment):
             opened.close()
-        raise TelemetryError("the view needs a terminal on stdin and stderr", hint="kvtop --once --json")
+        raise
 
     from kvtop.app import KvtopApp
 
@@ -138,6 +147,23 @@ def _show(target: str | None, *, partial: bool, events: EventsWanted) -> int:
     if view.failure is not None:
         raise view.failure
     return EXIT_BUG if view.return_code else 0  # Textual has printed the traceback of what went wrong
+
+
+def _show_demo() -> int:
+    _require_terminal()
+    from kvtop.app import KvtopApp
+    from kvtop.demo_process import DemoProcess
+    from kvtop.sources.live import LiveSource
+
+    with DemoProcess() as process:
+        view = KvtopApp(LiveSource(process.attach(), reattach=process.attach))
+        view.run()
+    return EXIT_BUG if view.return_code else 0
+
+
+def _require_terminal() -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Textual reads keys from the one and draws on the other
+        raise TelemetryError("the view needs a terminal on stdin and stderr", hint="kvtop --once --json")
 
 
 def _open(target: str | None, *, partial: bool, events: EventsWanted) -> Opened | None:

@@ -9,7 +9,7 @@ from kvengine.errors import TelemetryError
 from kvengine.telemetry.metrics import MetricsReading
 from kvengine.telemetry.reader import Attachment
 from kvengine.telemetry.recording import Recording
-from kvengine.telemetry.schema import Hello
+from kvengine.telemetry.schema import Delta, Hello, Snapshot
 from kvengine.telemetry.state import StepSnapshot, StreamState
 from kvtop.state_json import state_as_json
 from kvtop.targets import Opened, Server
@@ -46,7 +46,7 @@ def _next_state(attachment: Attachment) -> StepSnapshot:
             for frame in frames:
                 if isinstance(frame, Hello):
                     state = StreamState(frame)
-                elif state is not None:
+                elif state is not None and isinstance(frame, Snapshot | Delta):
                     state.apply(frame)
             if state is not None and state.is_started:
                 return state.freeze()

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from kvengine.telemetry.engine_reading import EngineReading
 from kvengine.telemetry.history import Event, EventKind, Sample
-from kvengine.telemetry.schema import Hello, RequestState, Status
+from kvengine.telemetry.schema import ControlState, Hello, RequestState, Status
 from kvengine.telemetry.state import StepUpdate
 from kvtop.gpu_readings import NOT_ASKED, GpuPicture
 from kvtop.map_order import MapColour, MapOrder
@@ -84,6 +84,8 @@ class ViewModel:
     is_server: bool = False
     """A vLLM or SGLang server: there is a `server`, and never a picture."""
     server: ServerPicture | None = None
+    control: ControlState | None = None
+    """How an engine stands that can be steered."""
     gpus: GpuPicture = NOT_ASKED
     facts: Hello | None = None
     pool: Pool | None = None
@@ -116,6 +118,19 @@ class ViewModel:
 
     def __post_init__(self) -> None:
         self.trends = TrendLog(keeps_all=self.is_recording)
+
+    def start_anew(self) -> None:
+        """Forget what was seen: another stream follows."""
+        self.pool = self.picture = self.received_s = self.control = None
+        self.selected_id = self.cursor = self.hovered = self.incident = None
+        self.trends = TrendLog(keeps_all=self.is_recording)
+        self.events = []
+
+    @property
+    def note(self) -> str:
+        """What was last said about the step shown or one before; empty where nothing was."""
+        shown = self.events[: self.num_events_shown()]
+        return next((event.reason for event in reversed(shown) if event.kind is EventKind.NOTE), "")
 
     def take_update(self, update: StepUpdate, *, now_s: float) -> None:
         """Show a newer state."""
@@ -151,6 +166,10 @@ class ViewModel:
         """How long ago the picture came; None without one and for a recording, which does not age."""
         return None if self.received_s is None or self.is_recording else now_s - self.received_s
 
+    def accepts(self, tag: str) -> bool:
+        """Whether the engine obeys a command."""
+        return self.facts is not None and tag in self.facts.accepts
+
     @property
     def step(self) -> int | None:
         """The step shown, or the number of a server's last answer; None before the first."""
@@ -179,9 +198,19 @@ class ViewModel:
             metrics = self.server.metrics if self.server is not None else None
             return metrics is not None and metrics.is_stale(now_s)
         age_s = self.age_s(now_s)
+        if self.status.phase is Phase.LIVE and self._stands_still:
+            return False
         return self.status.phase in (Phase.LOST, Phase.GONE, Phase.ENDED) or (
             age_s is not None and age_s > STALE_AFTER_S
         )
+
+    @property
+    def _stands_still(self) -> bool:
+        """Whether an engine was stopped by hand, or has nothing to do: then its last state is the present."""
+        if self.control is None or self.picture is None:
+            return False
+        waits = bool(self.picture.totals.running or self.picture.totals.waiting)
+        return self.control.is_paused or not waits or 0 < self.control.steps_per_s <= 1
 
     @property
     def selected(self) -> RequestState | None:

@@ -54,8 +54,10 @@ class BlockLedger:
         self._cached_at = _zeros(pool.num_blocks)
         self._parents = array("I", [UNKNOWN_PARENT]) * pool.num_blocks
         self._hits = _zeros(pool.num_blocks)
-        self._counts = [pool.num_usable, 0, 0, 0]
-        """Blocks by `_kind`; the null block is of none."""
+        self._counts = [pool.num_usable, 0, 0, 0, 0]
+        """Blocks by `_kind`, but for the null block."""
+        self.withheld: frozenset[int] = frozenset()
+        """Blocks that are kept out of use: told like the null block, and no part of the usable pool."""
         self._unread: Iterable[int] = range(NULL_BLOCK + 1, pool.num_blocks)
         """Blocks to look at besides those in the pool's journal: at first all of them."""
 
@@ -75,7 +77,10 @@ class BlockLedger:
         changes: list[int] = []
         for block in (*self._unread, *pool.take_changes()):
             old = codes[block]
-            new = pool.ref_count(BlockId(block)) << REF_COUNT_SHIFT | pool.is_cached(BlockId(block))
+            if block in self.withheld:
+                new = int(BlockFlag.NULL)
+            else:
+                new = pool.ref_count(BlockId(block)) << REF_COUNT_SHIFT | pool.is_cached(BlockId(block))
             if new == old:
                 continue
             if old & BlockFlag.CACHED and not new & BlockFlag.CACHED:
@@ -95,7 +100,7 @@ class BlockLedger:
 
     def totals(self, *, running: int, waiting: int) -> Totals:
         """The blocks of each kind, beside the requests of each kind."""
-        free, cached_free, used, shared = self._counts
+        free, cached_free, used, shared, _ = self._counts
         return Totals(free, cached_free, used, shared, running, waiting)
 
     def packed(self) -> dict[str, bytes]:
@@ -132,5 +137,7 @@ def _pack(column: "array[int]") -> bytes:
 
 
 def _kind(code: int) -> int:
-    """Index into the counts: 0 free, 1 free and cached, 2 held once, 3 shared."""
+    """Index into the counts: 0 free, 1 free and cached, 2 held once, 3 shared, 4 withheld."""
+    if code & BlockFlag.NULL:
+        return 4
     return min(code >> REF_COUNT_SHIFT, 2) + 1 if code else 0

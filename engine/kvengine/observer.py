@@ -15,7 +15,7 @@ so that a step costs what it changed, not what there is.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,13 +27,16 @@ from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.stats import StatsCollector
 from kvengine.step_frames import StepFrames
+from kvengine.telemetry.commands import Command
 from kvengine.telemetry.framing import encode_frame
 from kvengine.telemetry.recorder import Recorder
 from kvengine.telemetry.schema import Counters, End, GroupFacts, Hello, Snapshot
 from kvengine.telemetry.writer import FrameSink, ViewerServer
 
 
-def engine_facts(config: EngineConfig, *, model: str, label: str = "", simulated: bool = False) -> Hello:
+def engine_facts(
+    config: EngineConfig, *, model: str, label: str = "", simulated: bool = False, accepts: Sequence[str] = ()
+) -> Hello:
     """What a viewer is told about this engine.
 
     Args:
@@ -41,6 +44,7 @@ def engine_facts(config: EngineConfig, *, model: str, label: str = "", simulated
         model: Name of the model.
         label: What sets this run apart from its neighbours, such as a point of a sweep.
         simulated: No model computes, so times mean nothing.
+        accepts: Tags of the commands that viewers may send; see `control`.
     """
     return Hello(
         engine=f"kvengine {_version()}",
@@ -56,6 +60,7 @@ def engine_facts(config: EngineConfig, *, model: str, label: str = "", simulated
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.scheduler.max_model_len,
+        accepts=list(accepts),
         groups=_group_facts(config.groups),
     )
 
@@ -101,6 +106,9 @@ class TelemetryPublisher:
         self._frames: StepFrames | None = None
         """Made for each period in which somebody listens."""
         self._last: tuple[Scheduler, StatsCollector] | None = None
+        self._withheld: frozenset[int] = frozenset()
+        self._note = ""
+        self._servers = [sink for sink in self._sinks if isinstance(sink, ViewerServer)]
         self._num_steps = 0
 
     @classmethod
@@ -158,11 +166,36 @@ class TelemetryPublisher:
                 self._send_snapshot(self._frames.blank_snapshot())
             self._show(output, finished)
         self._queued = None
+        self._note = ""
 
     def poll(self) -> None:
         """Let viewers attach, and show what was queued or aborted, while no step runs; never blocks."""
         if self._poll_sinks() and self._last is not None:
             self._show(None, ())
+
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """The scheduler of the last step; None before the first."""
+        return self._last[0] if self._last is not None else None
+
+    def note(self, text: str) -> None:
+        """Say something for people with the next step."""
+        self._note = text
+
+    def withhold(self, blocks: frozenset[int]) -> None:
+        """Show blocks as kept out of use from now on."""
+        self._withheld = blocks
+        if self._frames is not None:
+            self._frames.withhold(blocks)
+
+    def take_commands(self) -> list[tuple[Command, Callable[[bytes], None]]]:
+        """What viewers have asked for since the last call, each with the way to answer."""
+        return [command for server in self._servers for command in server.take_commands()]
+
+    def tell(self, data: bytes) -> None:
+        """Send a frame that is no part of the stream to all viewers, and to those that come until the next."""
+        for server in self._servers:
+            server.tell(data)
 
     def close(self, reason: str) -> None:
         """Say that the run is over: `done`, `interrupted`, or what went wrong."""
@@ -191,13 +224,17 @@ class TelemetryPublisher:
         now_s = self._now_s()
         counters = _read_counters(stats)
         if self._frames is None:
-            self._frames = StepFrames.after_step(scheduler, self._num_steps)
+            self._frames = StepFrames.after_step(scheduler, self._num_steps, withheld=self._withheld)
         elif output is not None or self._frames.has_news:
-            frame = encode_frame(self._frames.delta(output, finished, counters, now_s))
+            frame = encode_frame(self._frames.delta(output, finished, counters, now_s, note=self._take_note()))
             for sink in self._sinks:
                 sink.send_delta(frame)
         if any(sink.needs_snapshot for sink in self._sinks):
             self._send_snapshot(self._frames.snapshot(counters, now_s))
+
+    def _take_note(self) -> str:
+        note, self._note = self._note, ""
+        return note
 
     def _send_snapshot(self, snapshot: Snapshot) -> None:
         frame = encode_frame(snapshot)

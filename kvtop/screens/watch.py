@@ -10,17 +10,23 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from kvengine.telemetry.commands import AbortRequest, NextScene, Pause, ResizePool, Resume, SetSpeed, TakeSteps
+from kvengine.telemetry.commands import Command as EngineCommand
+from kvengine.telemetry.schema import ControlState
 from kvtop import formats
 from kvtop.gpu_readings import ELSEWHERE, NOTHING_RUNS, GpuWatcher
 from kvtop.pacing import Pacer
 from kvtop.screens.prompt import Prompt
-from kvtop.sources.base import GpusRead, Source, SourceBroke, StatusChanged
+from kvtop.sources.base import Controlled, GpusRead, Source, SourceBroke, StatusChanged
+from kvtop.sources.live import LiveSource
 from kvtop.sources.recording import ChangeSpeed, Command, RecordingSource, Seek, SeekStep, SeekTime, StepBy, TogglePlay
 from kvtop.view_model import ViewModel
 from kvtop.widgets.block_detail import BlockDetail
 from kvtop.widgets.block_table import BlockTable
+from kvtop.widgets.caption import Caption
 from kvtop.widgets.engine_totals import EngineTotals
 from kvtop.widgets.event_log import EventLog
+from kvtop.widgets.foreign_text import printable
 from kvtop.widgets.gpu_table import GpuTable
 from kvtop.widgets.line_pane import LinePane
 from kvtop.widgets.playback_bar import PlaybackBar
@@ -52,7 +58,11 @@ PANES = (
     ("7", "waste", "Waste"),
     ("8", "gpu", "GPU"),
 )
-RECORDING_ONLY = {"step", "speed", "seek", "go_to"}
+RECORDING_ONLY = {"seek", "go_to"}
+STEERING = {"resize": "resize", "abort": "abort", "scene": "scene"}
+"""Actions that an engine has to allow, each with the tag of its command."""
+SPEEDS_PER_S = (0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 100.0, 0.0)
+"""Steps a second to choose from; 0 for as many as there is time for."""
 BLOCKS_ONLY = {"find", "rate"}
 
 
@@ -67,7 +77,7 @@ class WatchScreen(Screen[None]):
     """
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (20, "-short"), (32, "-tall"), (50, "-high")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-tiny"), (20, "-short"), (32, "-tall"), (38, "-roomy"), (50, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "pause", "Pause", id="watch.pause", tooltip="Stand still, or go on"),
         Binding("comma", "step(-1)", "Back", id="watch.back", tooltip="A step back, forward", key_display=","),
@@ -89,6 +99,24 @@ class WatchScreen(Screen[None]):
         Binding(
             "right_square_bracket", "speed(True)", "Faster", show=False, id="watch.faster", tooltip="Slower, faster"
         ),
+        Binding(
+            "left_curly_bracket",
+            "resize(-1)",
+            "Shrink pool",
+            id="watch.shrink",
+            tooltip="Shrink, grow the pool",
+            key_display="{",
+        ),
+        Binding(
+            "right_curly_bracket",
+            "resize(1)",
+            "Grow pool",
+            id="watch.grow",
+            tooltip="Shrink, grow the pool",
+            key_display="}",
+        ),
+        Binding("X", "abort", "Abort", id="watch.abort", tooltip="End the selected request"),
+        Binding("d", "scene", "Next scene", id="watch.scene", tooltip="Go on to the next scene"),
         Binding("home", "seek(0)", "Start", show=False, id="watch.start", tooltip="Start, end of the recording"),
         Binding("end", "seek(1)", "End", show=False, id="watch.end", tooltip="Start, end of the recording"),
         Binding("t", "go_to", "Go to", show=False, id="watch.go_to", tooltip="Go to a time or a step"),
@@ -136,11 +164,13 @@ class WatchScreen(Screen[None]):
         self.events = EventLog(model)
         self.gpu = GpuTable(model)
         self.playback = PlaybackBar(model)
+        self.caption = Caption(model)
         self._gpu_watcher = GpuWatcher(lambda picture: self.post_message(GpusRead(picture)))
 
     def compose(self) -> ComposeResult:
         """The panes; kvtop.tcss says where they lie."""
         yield self.state_line
+        yield self.caption
         with Horizontal(id="body"):
             with Vertical(id="left"):
                 yield self.engines if self.model.is_server else self.map
@@ -233,6 +263,20 @@ class WatchScreen(Screen[None]):
             self._gpu_watcher.pid = message.facts.pid
         self._show_age()
 
+    def on_started_anew(self) -> None:
+        """Show the stream that follows from its beginning."""
+        self.model.start_anew()
+        self._update_panes()
+
+    def on_controlled(self, message: Controlled) -> None:
+        """Show how the engine stands; say why it did not do what was asked for."""
+        if isinstance(message.frame, ControlState):
+            self.model.control = message.frame
+            self.playback.update_view()
+            self.set_class(True, "-steered")
+        elif not message.frame.is_done:
+            self.notify(printable(message.frame.text), severity="warning", timeout=5)
+
     def on_gpus_read(self, message: GpusRead) -> None:
         """Show what the GPUs say; the pane has a place of its own only where there are any."""
         self.model.gpus = message.picture
@@ -309,8 +353,12 @@ class WatchScreen(Screen[None]):
 
     # Keys.
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Moving through time is for recordings, finding blocks for what has any."""
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Moving through time is for recordings, finding blocks for what has any, steering for what obeys."""
+        if action in STEERING:
+            return self.model.accepts(STEERING[action])
+        if action in ("step", "speed"):
+            return self.model.is_recording or (self.model.accepts("steps") and parameters != (-1,))
         if action in RECORDING_ONLY:
             return self.model.is_recording
         return not self.model.is_server if action in BLOCKS_ONLY else True
@@ -320,18 +368,53 @@ class WatchScreen(Screen[None]):
         if self.model.is_recording:
             self._command(TogglePlay())
             return
+        if self.model.accepts("pause"):
+            is_paused = self.model.control is not None and self.model.control.is_paused
+            self._steer(Resume() if is_paused else Pause())
+            return
         self.model.is_paused = not self.model.is_paused
         if not self.model.is_paused:
             self.on_news_arrived()
         self._update_panes()
 
     def action_step(self, count: int) -> None:
-        """Stop, and move by so many steps."""
-        self._command(StepBy(count))
+        """Stop, and move by so many steps; let an engine take one."""
+        if self.model.is_recording:
+            self._command(StepBy(count))
+        else:
+            self._steer(TakeSteps(count))
 
     def action_speed(self, faster: bool) -> None:
-        """Play faster or slower."""
-        self._command(ChangeSpeed(faster))
+        """Play, or let an engine run, faster or slower."""
+        if self.model.is_recording:
+            self._command(ChangeSpeed(faster))
+        elif self.model.control is not None:
+            index = next((i for i, s in enumerate(SPEEDS_PER_S) if s == self.model.control.steps_per_s), 2)
+            index = min(max(index + (1 if faster else -1), 0), len(SPEEDS_PER_S) - 1)
+            self._steer(SetSpeed(SPEEDS_PER_S[index]))
+
+    def action_resize(self, count: int) -> None:
+        """Let an engine hand out more or fewer blocks; of a large pool one in a hundred at a time."""
+        control, facts = self.model.control, self.model.facts
+        if control is not None and facts is not None:
+            most = facts.num_blocks - 1
+            wanted = control.usable_blocks + count * max(most // 100, 1)
+            self._steer(ResizePool(min(max(wanted, 1), most)))
+
+    def action_abort(self) -> None:
+        """End the selected request."""
+        if self.model.selected_id is None:
+            self.notify("select the request that is to end", timeout=3)
+        else:
+            self._steer(AbortRequest(self.model.selected_id))
+
+    def action_scene(self) -> None:
+        """Go on to the next scene."""
+        self._steer(NextScene())
+
+    def _steer(self, command: EngineCommand) -> None:
+        if isinstance(self.source, LiveSource) and not self.source.do(command):
+            self.notify("the engine is not there any more", severity="warning")
 
     def action_seek(self, fraction: float) -> None:
         """Go to a part of the recording, from 0 to 1."""
@@ -427,6 +510,8 @@ class WatchScreen(Screen[None]):
             self._is_map_due = False
         else:
             self._is_map_due = True
+        self.set_class(bool(self.model.note), "-captioned")
+        self.caption.update_view()
         self._is_text_due = True
         if self._drawn_s - self._text_drawn_s >= TEXT_EVERY_S:
             self._update_lists()

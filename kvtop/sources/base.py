@@ -13,7 +13,7 @@ from typing import Protocol
 from textual.message import Message
 
 from kvengine.telemetry.history import Event, Sample
-from kvengine.telemetry.schema import Hello
+from kvengine.telemetry.schema import ControlState, Hello, Reply
 from kvengine.telemetry.state import StepUpdate, StreamState
 from kvtop.gpu_readings import GpuPicture
 from kvtop.playback import Playhead
@@ -42,6 +42,18 @@ class StatusChanged(Message):
 
     status: SourceStatus
     facts: Hello | None
+
+
+@dataclass
+class StartedAnew(Message):
+    """Another stream follows; nothing of the one before belongs to it."""
+
+
+@dataclass
+class Controlled(Message):
+    """An engine that can be steered says how it stands, or what came of a command."""
+
+    frame: ControlState | Reply
 
 
 @dataclass

@@ -1,28 +1,36 @@
 """A running engine of ours, watched on its socket."""
 
 import time
+from collections.abc import Callable
 from threading import Event as ThreadEvent
 
 from kvengine.errors import TelemetryError
+from kvengine.telemetry.commands import Command
 from kvengine.telemetry.history import History
 from kvengine.telemetry.reader import Attachment
-from kvengine.telemetry.schema import End, Frame, Hello
+from kvengine.telemetry.schema import ControlState, Delta, End, Hello, Reply, Snapshot
 from kvengine.telemetry.state import StreamState
-from kvtop.sources.base import FRAME_S, Handover, NewsArrived, Post, StatusChanged
+from kvtop.sources.base import FRAME_S, Controlled, Handover, NewsArrived, Post, StartedAnew, StatusChanged
 from kvtop.view_model import Phase, SourceStatus
 
 
 class LiveSource:
-    """Folds what an engine sends, and offers a picture at most every `frame_s`."""
+    """Folds what an engine sends, and offers a picture at most every `frame_s`.
+
+    Args:
+        attachment: The engine.
+        reattach: Attaches to what follows on a stream that has ended; None where nothing does.
+    """
 
     is_recording = False
     is_server = False
     is_local = True
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: Attachment, *, reattach: Callable[[], Attachment] | None = None) -> None:
         self.frame_s = FRAME_S
         self.news = Handover()
         self._attachment = attachment
+        self._reattach = reattach
         self._stopped = ThreadEvent()
         self._state: StreamState | None = None
         self._history = History()
@@ -43,11 +51,14 @@ class LiveSource:
                 frames = self._attachment.receive(min(self.frame_s, FRAME_S))
                 now_s = time.monotonic()
                 for frame in frames or ():
-                    self._fold(frame)
+                    if isinstance(frame, ControlState | Reply):
+                        post(Controlled(frame))
+                    else:
+                        self._fold(frame)
                 if frames is None or now_s >= due_s:
                     self._offer_picture(post)
                     due_s = now_s + self.frame_s
-                if frames is None:
+                if frames is None and not self._go_on(post):
                     break
         except TelemetryError as error:
             self._post_status(post, Phase.GONE, error.message)
@@ -63,7 +74,11 @@ class LiveSource:
         """Make `run` return within one frame."""
         self._stopped.set()
 
-    def _fold(self, frame: Frame) -> None:
+    def do(self, command: Command) -> bool:
+        """Ask the engine for something; whether it could be handed over."""
+        return self._attachment.send(command)
+
+    def _fold(self, frame: Hello | Snapshot | Delta | End) -> None:
         if isinstance(frame, Hello):
             self._state = StreamState(frame)
             return
@@ -91,6 +106,18 @@ class LiveSource:
                 self._is_changed = False
                 self.news.put_update(state.take_update())
             post(NewsArrived())
+
+    def _go_on(self, post: Post) -> bool:
+        """Attach anew where another stream follows on the one that has ended; whether there is one."""
+        end = self._state.end if self._state is not None else None
+        if self._reattach is None or end is None or self._stopped.is_set():
+            return False
+        self._attachment.close()
+        self._attachment = self._reattach()
+        self._state, self._history, self._is_changed = None, History(), False
+        self.news = Handover()
+        post(StartedAnew())
+        return True
 
     def _post_end(self, post: Post) -> None:
         if self._stopped.is_set():

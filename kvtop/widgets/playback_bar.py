@@ -6,8 +6,10 @@ from textual import events
 from textual.message import Message
 from textual.strip import Strip
 
+from kvengine.telemetry.schema import ControlState
 from kvtop import formats
 from kvtop.view_model import ViewModel
+from kvtop.widgets.foreign_text import printable
 from kvtop.widgets.line_pane import LinePane, Part, arrange
 
 MIN_SLIDER_COLUMNS = 10
@@ -30,6 +32,8 @@ class PlaybackBar(LinePane):
     def draw_line(self, y: int, width: int) -> Strip:  # noqa: ARG002
         """The one line."""
         playhead, palette = self.model.playhead, self.palette
+        if self.model.control is not None:
+            return self._draw_control(self.model.control, width)
         if playhead is None:
             return self.line(width).strip()
         state = "▶" if playhead.is_playing else "‖"
@@ -51,6 +55,23 @@ class PlaybackBar(LinePane):
             else ()
         )
         return arrange([Part(0, left), Part(1, slider)], [Part(2, right)], width, self.base)
+
+    def _draw_control(self, control: ControlState, width: int) -> Strip:
+        """How an engine stands that can be steered, and what happens in the scene."""
+        palette, model = self.palette, self.model
+        state = " ‖ engine stopped " if control.is_paused else " ▶ "
+        speed = f"{control.steps_per_s:g} steps/s " if control.steps_per_s else "full speed "
+        pool = f" pool {control.usable_blocks:,} blocks "
+        parts = [
+            Part(0, ((state, palette.warn if control.is_paused else palette.good), (speed, palette.text))),
+            Part(2, ((pool, palette.muted),)),
+        ]
+        wanted = model.facts.num_blocks - 1 - control.usable_blocks if model.facts is not None else 0
+        if control.withheld_blocks < wanted:
+            parts.append(Part(3, ((f"({wanted - control.withheld_blocks} still held) ", palette.warn),)))
+        if control.scene:
+            parts.append(Part(1, ((f" {printable(control.scene)} ", palette.strong),)))
+        return arrange(parts, [], width, self.base)
 
     def on_click(self, event: events.Click) -> None:
         """Go where the slider was clicked."""

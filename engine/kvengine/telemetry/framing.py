@@ -34,6 +34,7 @@ class _Tagged(msgspec.Struct, array_like=True):
 
 _tag_decoder = msgspec.msgpack.Decoder(_Tagged)
 _KNOWN_TAGS = {"hello", "full", "step", "end"}
+"""Of the frames that a recording may hold; others in it are passed over."""
 
 
 def encode_frame(frame: Frame) -> bytes:

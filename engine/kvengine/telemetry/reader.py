@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from kvengine.errors import TelemetryError
+from kvengine.telemetry.commands import Command, encode_command
 from kvengine.telemetry.framing import StreamParser
 from kvengine.telemetry.runtime_dir import check_private_dir, runtime_dir
 from kvengine.telemetry.schema import Frame, Hello
@@ -52,6 +53,14 @@ class Attachment:
         except OSError:
             return None
         return list(self._parser.feed(data)) if data else None
+
+    def send(self, command: Command) -> bool:
+        """Ask the engine for something; whether it could be handed over. Called on any thread."""
+        try:
+            self._connection.sendall(encode_command(command))
+        except OSError:
+            return False
+        return True
 
     def close(self) -> None:
         """Hang up."""

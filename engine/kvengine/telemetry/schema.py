@@ -303,4 +303,26 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end", kw_only=True)
     """`done`, `interrupted`, or what went wrong."""
 
 
-Frame = Hello | Snapshot | Delta | End
+class ControlState(msgspec.Struct, frozen=True, array_like=True, tag="control", kw_only=True):
+    """How an engine stands that viewers may steer; sent to viewers, never recorded."""
+
+    is_paused: bool
+    steps_per_s: Annotated[float, msgspec.Meta(ge=0)]
+    """Most steps a second; 0 for as many as there is time for."""
+    usable_blocks: Count
+    """Blocks that may be handed out, as was asked for."""
+    withheld_blocks: Count
+    """Blocks that are kept back by now; fewer than asked for while requests still hold them."""
+    scene: str = ""
+    """What a guided demonstration shows now."""
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply", kw_only=True):
+    """What came of a command, told to the viewer that sent it; never recorded."""
+
+    is_done: bool
+    text: str
+    """What was done, or why not, in words."""
+
+
+Frame = Hello | Snapshot | Delta | End | ControlState | Reply

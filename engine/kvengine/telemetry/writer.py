@@ -11,11 +11,13 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Protocol, Self
 
 from kvengine.errors import TelemetryError
+from kvengine.telemetry.commands import Command, CommandParser
 from kvengine.telemetry.framing import PREAMBLE, encode_frame
 from kvengine.telemetry.runtime_dir import MAX_SOCKET_PATH_BYTES, make_private_dir, runtime_dir
 from kvengine.telemetry.schema import Hello
@@ -23,6 +25,7 @@ from kvengine.telemetry.schema import Hello
 logger = logging.getLogger(__name__)
 
 MAX_VIEWERS = 16
+RECEIVE_BYTES = 2**14
 MAX_PENDING_BYTES = 2**22
 """A viewer that is this far behind loses what is queued."""
 STALLED_AFTER_S = 10.0
@@ -66,8 +69,11 @@ class FrameSink(Protocol):
 class ViewerServer:
     """Listens on a private unix socket and keeps the attached viewers supplied."""
 
-    def __init__(self, listener: socket.socket, path: Path, greeting: bytes) -> None:
+    def __init__(self, listener: socket.socket, path: Path, greeting: bytes, *, takes_commands: bool = False) -> None:
         self._listener = listener
+        self._takes_commands = takes_commands
+        self._commands: list[tuple[Command, Callable[[bytes], None]]] = []
+        self._welcome = b""
         self._greeting = greeting
         self._viewers: list[_Viewer] = []
         self._greeted: deque[_Viewer] = deque()
@@ -89,7 +95,7 @@ class ViewerServer:
             make_private_dir(directory)
             _remove_dead_sockets(directory)
             path = _free_path(directory)
-        return cls(_listen_at(path), path, PREAMBLE + encode_frame(hello))
+        return cls(_listen_at(path), path, PREAMBLE + encode_frame(hello), takes_commands=bool(hello.accepts))
 
     @property
     def is_listening(self) -> bool:
@@ -104,11 +110,27 @@ class ViewerServer:
     def poll(self) -> None:
         """Take in viewers that have attached, and send what is queued."""
         while self._greeted:
-            self._viewers.append(self._greeted.popleft())
+            viewer = self._greeted.popleft()
+            if self._welcome:
+                viewer.send(self._welcome)
+            self._viewers.append(viewer)
         if self._viewers:
             for viewer in self._viewers:
                 viewer.flush()
+                if self._takes_commands and not viewer.is_gone:
+                    self._commands += [(command, viewer.send) for command in viewer.receive()]
             self._viewers = [viewer for viewer in self._viewers if not viewer.is_gone]
+
+    def take_commands(self) -> list[tuple[Command, Callable[[bytes], None]]]:
+        """What viewers have asked for since the last call, each with the way to answer its viewer."""
+        taken, self._commands = self._commands, []
+        return taken
+
+    def tell(self, data: bytes) -> None:
+        """Send a frame that is no part of the stream to every viewer, and to those that come later until the next."""
+        self._welcome = data
+        for viewer in self._viewers:
+            viewer.send(data)
 
     def send_delta(self, data: bytes) -> None:
         """Send to the viewers that have everything before it."""
@@ -165,6 +187,7 @@ class _Viewer:
         self._queue: deque[memoryview] = deque()
         self._num_queued_bytes = 0
         self._progress_s = time.monotonic()
+        self._parser = CommandParser()
         self.needs_snapshot = True
         self.is_gone = False
         self.send(greeting)
@@ -204,6 +227,24 @@ class _Viewer:
                 self.close()
         except OSError:
             self.close()
+
+    def receive(self) -> list[Command]:
+        """The commands that have come; one that sends anything else is cut off."""
+        try:
+            data = self._connection.recv(RECEIVE_BYTES)
+            return list(self._parser.feed(data)) if data else self._hang_up("")
+        except BlockingIOError:
+            return []
+        except OSError:
+            return self._hang_up("")
+        except TelemetryError as error:
+            return self._hang_up(error.message)
+
+    def _hang_up(self, reason: str) -> list[Command]:
+        if reason:
+            logger.warning("a viewer was cut off: %s", reason)
+        self.close()
+        return []
 
     def close(self) -> None:
         """Cut this viewer off."""

@@ -1,0 +1,248 @@
+"""An engine that viewers may steer: paused, stepped, slowed down, given fewer blocks.
+
+Whoever drives the engine asks before each step:
+
+    control = EngineControl(clock=clock)
+    facts = engine_facts(config, model=name, accepts=control.accepts)
+    publisher = TelemetryPublisher.open(facts, clock=clock)
+    engine = Engine(config, runner, clock=clock, publisher=publisher)
+    control.steer(engine, publisher)
+    while control.wait_for_turn():
+        engine.step()
+        control.stepped()
+
+Blocks that the pool is to lose are taken as they become free and held by nobody; the scheduler then preempts by its own
+rules where requests do not fit any more.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from kvengine.block_pool import BlockId, BlockPool
+from kvengine.clock import Clock
+from kvengine.request import Request, RequestId
+from kvengine.scheduler import Scheduler
+from kvengine.telemetry.commands import (
+    AbortRequest,
+    Command,
+    NextScene,
+    Pause,
+    ResizePool,
+    Resume,
+    SetSpeed,
+    TakeSteps,
+)
+from kvengine.telemetry.framing import encode_frame
+from kvengine.telemetry.schema import ControlState, Reply
+from kvengine.units import cdiv
+
+LOOK_EVERY_S = 0.02
+"""How often commands are looked for while the engine waits."""
+MAX_STEPS_PER_S = 1000.0
+MAX_STEPS_AT_ONCE = 10_000
+ACCEPTS = ("pause", "resume", "steps", "speed", "resize", "abort")
+
+
+class Steered(Protocol):
+    """What is steered of an engine."""
+
+    def abort(self, request_id: RequestId) -> Request | None:
+        """Take a request out."""
+        ...
+
+
+class Commanded(Protocol):
+    """Where commands come from, and where the answers go."""
+
+    def poll(self) -> None:
+        """Let viewers attach, and read what they send."""
+        ...
+
+    def take_commands(self) -> list[tuple[Command, Callable[[bytes], None]]]:
+        """What viewers have asked for."""
+        ...
+
+    def tell(self, data: bytes) -> None:
+        """Send a frame to all viewers."""
+        ...
+
+    def withhold(self, blocks: frozenset[int]) -> None:
+        """Show blocks as kept out of use."""
+        ...
+
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """The scheduler, once a step was published."""
+        ...
+
+
+class EngineControl:
+    """What viewers have asked for, and whether a step may be taken now.
+
+    Args:
+        clock: Paces the steps.
+        steps_per_s: Most steps a second at first; 0 for as many as there is time for.
+        has_scenes: Whether there are scenes to go on to.
+    """
+
+    def __init__(self, *, clock: Clock, steps_per_s: float = 0.0, has_scenes: bool = False) -> None:
+        self._clock = clock
+        self._steps_per_s = steps_per_s
+        self._has_scenes = has_scenes
+        self._is_paused = False
+        self._steps_left: int | None = None
+        """Steps to take before stopping; None for no end."""
+        self._scene = ""
+        self._wants_next_scene = False
+        self._limit: int | None = None
+        self._withheld: list[BlockId] = []
+        self._engine: Steered | None = None
+        self._publisher: Commanded | None = None
+        self._told: ControlState | None = None
+        self._last_step_s: float | None = None
+
+    @property
+    def accepts(self) -> list[str]:
+        """Tags of the commands that are obeyed."""
+        return [*ACCEPTS, "scene"] if self._has_scenes else list(ACCEPTS)
+
+    @property
+    def wants_next_scene(self) -> bool:
+        """Whether somebody wants to go on to the next scene; asked once."""
+        wanted, self._wants_next_scene = self._wants_next_scene, False
+        return wanted
+
+    def steer(self, engine: Steered, publisher: Commanded) -> None:
+        """Take over an engine, and everything that was kept from one before."""
+        self._engine, self._publisher = engine, publisher
+        self._limit = None
+        self._withheld.clear()
+        self._told = None
+
+    def set_scene(self, scene: str) -> None:
+        """Say what is shown now."""
+        self._scene = scene
+
+    def resize(self, usable_blocks: int) -> str:
+        """Let only so many blocks be handed out; an empty text, or why that cannot be."""
+        scheduler = self._publisher.scheduler if self._publisher is not None else None
+        if scheduler is None:
+            return "the engine has not taken a step yet"
+        most, least = scheduler.kv_cache.pool.num_usable, _blocks_of_largest(scheduler)
+        if not least <= usable_blocks <= most:
+            return f"expected {least} (what the largest request needs) to {most} blocks, got {usable_blocks}"
+        self._limit = None if usable_blocks == most else usable_blocks
+        self._withhold(scheduler.kv_cache.pool)
+        return ""
+
+    def wait_for_turn(self, *, is_idle: bool = False) -> bool:
+        """Do what is asked for until a step may be taken.
+
+        Args:
+            is_idle: There is nothing to compute: return after a look, so that the caller can go on.
+
+        Returns:
+            Whether to take the step; False when there is nothing to do or the next scene is wanted.
+        """
+        while True:
+            self._obey()
+            if self._wants_next_scene:
+                return False
+            if not self._is_paused and self._is_time():
+                return not is_idle
+            if is_idle and not self._is_paused:
+                return False
+            time.sleep(LOOK_EVERY_S)
+
+    def stepped(self) -> None:
+        """A step was taken."""
+        self._last_step_s = self._clock.now_s()
+        if self._steps_left is not None:
+            self._steps_left -= 1
+            if self._steps_left <= 0:
+                self._steps_left, self._is_paused = None, True
+        scheduler = self._publisher.scheduler if self._publisher is not None else None
+        if self._limit is not None and scheduler is not None:
+            self._withhold(scheduler.kv_cache.pool)
+
+    def _is_time(self) -> bool:
+        if not self._steps_per_s or self._last_step_s is None:
+            return True
+        return self._clock.now_s() - self._last_step_s >= 1 / self._steps_per_s
+
+    def _obey(self) -> None:
+        publisher = self._publisher
+        assert publisher is not None, "an engine is steered before it is driven"
+        publisher.poll()
+        for command, answer in publisher.take_commands():
+            refusal = self._carry_out(command)
+            answer(encode_frame(Reply(is_done=not refusal, text=refusal)))
+        state = self._state()
+        if state != self._told:
+            self._told = state
+            publisher.tell(encode_frame(state))
+
+    def _carry_out(self, command: Command) -> str:
+        """Do one thing; an empty text, or why it cannot be done."""
+        match command:
+            case Pause():
+                self._is_paused, self._steps_left = True, None
+            case Resume():
+                self._is_paused, self._steps_left = False, None
+            case TakeSteps(count):
+                if not 1 <= count <= MAX_STEPS_AT_ONCE:
+                    return f"expected 1 to {MAX_STEPS_AT_ONCE:,} steps, got {count}"
+                self._is_paused, self._steps_left = False, count
+            case SetSpeed(steps_per_s):
+                if not 0 <= steps_per_s <= MAX_STEPS_PER_S:
+                    return f"expected 0 to {MAX_STEPS_PER_S:g} steps a second, got {steps_per_s:g}"
+                self._steps_per_s = steps_per_s
+            case ResizePool(usable_blocks):
+                return self.resize(usable_blocks)
+            case AbortRequest(request_id):
+                return self._abort(RequestId(request_id))
+            case NextScene():
+                if not self._has_scenes:
+                    return "there are no scenes here"
+                self._wants_next_scene = True
+        return ""
+
+    def _abort(self, request_id: RequestId) -> str:
+        assert self._engine is not None, "an engine is steered before it is driven"
+        return "" if self._engine.abort(request_id) is not None else f"no unfinished request {request_id!r}"
+
+    def _withhold(self, pool: BlockPool) -> None:
+        """Keep back as many free blocks as are still to go, or give back what is too many."""
+        wanted = 0 if self._limit is None else pool.num_usable - self._limit
+        missing = min(wanted - len(self._withheld), pool.num_free)
+        if missing > 0:
+            taken = pool.try_allocate(missing)
+            assert taken is not None, f"{missing} of {pool.num_free} free blocks could not be taken"
+            self._withheld += taken
+        elif missing < 0:
+            given, self._withheld = self._withheld[wanted:], self._withheld[:wanted]
+            pool.free(given)
+        else:
+            return
+        assert self._publisher is not None, "there is a publisher where there is a scheduler"
+        self._publisher.withhold(frozenset(self._withheld))
+
+    def _state(self) -> ControlState:
+        scheduler = self._publisher.scheduler if self._publisher is not None else None
+        usable = scheduler.kv_cache.pool.num_usable if scheduler is not None else 0
+        return ControlState(
+            is_paused=self._is_paused,
+            steps_per_s=self._steps_per_s,
+            usable_blocks=usable if self._limit is None else self._limit,
+            withheld_blocks=len(self._withheld),
+            scene=self._scene,
+        )
+
+
+def _blocks_of_largest(scheduler: Scheduler) -> int:
+    """Blocks that the largest unfinished request holds when it ends: its last token is never computed."""
+    block_size = min(scheduler.kv_cache.sizes.block_sizes)
+    num_groups = len(scheduler.kv_cache.sizes.groups)
+    ends = [request.max_num_tokens - 1 for request in (*scheduler.running, *scheduler.waiting)]
+    return max((cdiv(end, block_size) * num_groups for end in ends), default=1)

@@ -1,0 +1,78 @@
+"""The guided scenes, acted out as fast as they go."""
+
+import pytest
+
+from kvengine.clock import RealClock
+from kvengine.control import EngineControl
+from kvengine.demo import POOL_BLOCKS, SCENES, SLAB_TOKENS, Scene, Stage, scene_config
+from kvengine.observer import TelemetryPublisher, engine_facts
+from kvengine.telemetry.schema import Delta
+from kvtop.picture import Picture
+from tests.pictures import picture_of
+from tests.watched_engine import FrameList
+
+TEACHING, PREFIX_HIT, WINDOW = SCENES
+
+
+def acted_out(scene: Scene, steps: int = 1000) -> tuple[list[Delta], Picture]:
+    """What a scene tells in so many steps, and the picture after them."""
+    clock, sink = RealClock(), FrameList()
+    publisher = TelemetryPublisher([sink], clock=clock)
+    stage = Stage(scene, publisher, EngineControl(clock=clock, has_scenes=True), clock)
+    while not stage.is_over and steps:
+        stage.step()
+        steps -= 1
+    facts = engine_facts(scene_config(scene), model="test")
+    return [frame for frame in sink.frames if isinstance(frame, Delta)], picture_of(facts, sink)
+
+
+def notes_of(scene: Scene) -> str:
+    return "\n".join(delta.note for delta in acted_out(scene)[0])
+
+
+def test_the_teaching_scene_begins_as_in_the_text_book():
+    _, picture = acted_out(TEACHING, steps=1)
+    # A prompt of 14 tokens in blocks of 4: 4 of 28 blocks, 2 slots of slack; a slab of 64 would waste 50.
+    assert (picture.num_in_use, picture.num_usable) == (4, POOL_BLOCKS) == (4, 28)
+    assert picture.waste.paged.wasted_slots == 2
+    assert (picture.waste.contiguous_slab, picture.waste.contiguous.wasted_slots) == (SLAB_TOKENS, 50) == (64, 50)
+
+
+def test_request_2_shares_the_full_blocks_of_request_0s_prompt():
+    deltas, picture = acted_out(TEACHING, steps=5)
+    # 14 tokens fill three blocks of four.
+    assert deltas[-1].totals.shared == 3
+    by_id = picture.requests_by_id
+    assert by_id["#2"].block_table[:3] == by_id["#0"].block_table[:3]
+    assert "#2 is admitted: 12 of its tokens" in deltas[-1].note or "12 of its tokens" in deltas[-1].note
+
+
+def test_the_smaller_pool_preempts_the_one_that_came_last_and_all_six_finish():
+    deltas, picture = acted_out(TEACHING)
+    shrinking = next(delta for delta in deltas if "the pool shrinks to 22 blocks" in delta.note)
+    assert "#5 is preempted" in shrinking.note
+    assert picture.counters.preemptions >= 1
+    assert picture.counters.finished == 6
+    assert picture.num_usable == POOL_BLOCKS
+
+
+def test_a_prefix_that_was_left_behind_is_hit():
+    notes = notes_of(PREFIX_HIT)
+    # 21 tokens leave five full blocks; the other shares ten tokens: two full blocks of them.
+    assert "again is admitted" in notes
+    assert "20" in notes.partition("again is admitted")[2].partition(";")[0]
+    assert "8" in notes.partition("half alike is admitted")[2].partition(";")[0]
+
+
+def test_a_window_gives_its_blocks_back_and_never_holds_more_than_it_looks_at():
+    deltas, _ = acted_out(WINDOW)
+    # A window of 8 tokens that begins inside a block reaches over three blocks of four.
+    assert max(delta.totals.used for delta in deltas) == 3
+    assert "moved on: 8 of its 10 blocks" in notes_of(WINDOW)
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.title)
+def test_every_scene_comes_to_its_end_and_speaks(scene):
+    deltas, picture = acted_out(scene)
+    assert picture.counters.finished == len(scene.arrivals)
+    assert deltas[0].note.startswith(scene.opening)
