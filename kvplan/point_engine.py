@@ -56,12 +56,17 @@ def schedule_of(prepared: PreparedPoint, requests: Sequence[RequestSpec]) -> Sch
 @contextmanager
 def closing(engine: Engine) -> Iterator[None]:
     """Tell whoever watches the engine how its run ended."""
-    reason = "interrupted"
+    reason = "done"
     try:
         yield
-        reason = "done"
     except KVError as error:
         reason = error.message
+        raise
+    except Exception as error:
+        reason = f"crashed: {type(error).__name__}: {error}"
+        raise
+    except BaseException:
+        reason = "interrupted"
         raise
     finally:
         engine.close(reason)

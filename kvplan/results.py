@@ -168,7 +168,10 @@ class ResultsFile:
         if version > SCHEMA_VERSION:
             message = f"results of version {version}, which this kvplan cannot read; it knows up to {SCHEMA_VERSION}"
             raise ConfigError(message, where=str(self.path))
-        if num_tables or not create:
+        if not create:
+            return
+        if num_tables:
+            self._check_writable()
             return
         execute("PRAGMA journal_mode = WAL")
         with self._connection:
@@ -177,6 +180,11 @@ class ResultsFile:
                 execute(_SCHEMA)
                 execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _check_writable(self) -> None:
+        """Notice a file that cannot be written before a run, and not behind it."""
+        with self._connection:
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _decode(self, text: str) -> PointResult:
         try:

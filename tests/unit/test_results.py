@@ -132,6 +132,17 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         ResultsFile(tmp_path, create=True)
 
 
+def test_a_file_that_cannot_be_written_is_noticed_when_it_is_opened(tmp_path: Path) -> None:
+    ResultsFile(tmp_path / "r.db", create=True).close()
+    # A header that asks for a newer writer makes a file read-only for everybody, root too (sqlite.org/fileformat2).
+    content = bytearray((tmp_path / "r.db").read_bytes())
+    content[18] = 3
+    (tmp_path / "r.db").write_bytes(content)
+
+    with pytest.raises(ConfigError, match="readonly"):
+        ResultsFile(tmp_path / "r.db", create=True)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_file_can_be_read_but_not_added_to(tmp_path: Path) -> None:
     with ResultsFile(tmp_path / "r.db", create=True) as results:
@@ -141,7 +152,7 @@ def test_a_read_only_file_can_be_read_but_not_added_to(tmp_path: Path) -> None:
     try:
         with ResultsFile(tmp_path / "r.db", create=False) as results:
             assert len(results.points()) == 1
-        with pytest.raises(ConfigError, match="readonly"), ResultsFile(tmp_path / "r.db", create=True) as results:
-            results.save(a_result("f2"))
+        with pytest.raises(ConfigError, match="readonly"):
+            ResultsFile(tmp_path / "r.db", create=True)
     finally:
         tmp_path.chmod(0o755)

@@ -1,14 +1,23 @@
 """One point: the plan, the simulation and what is said when it does not fit."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from kvengine.clock import VirtualClock
+from kvengine.engine import Engine
 from kvengine.errors import CapacityError, ConfigError
+from kvengine.observer import TelemetryPublisher, engine_facts
+from kvengine.runner import SyntheticRunner
+from kvengine.telemetry.recording import Recording
 from kvplan.load_profiles import load_run, load_sweep
+from kvplan.model_spec import load_model_profile
+from kvplan.point_engine import closing
 from kvplan.prepare import PreparedPoint, plan_engine, prepare
+from kvplan.profiles import find_profile
 from kvplan.run import run_point
-from kvplan.run_model import LiveModels
+from kvplan.run_model import LiveModels, RunModel
 from kvplan.simulation import simulate
 
 WORKLOAD = """
@@ -225,3 +234,50 @@ def test_reserving_engines_waste_most_of_their_memory_on_a_real_trace_and_blocks
     assert 0.6 < waste["contiguous"] < 0.85
     assert waste["paged"] < 0.04
     assert waste["token_level"] == 0
+
+
+def a_model(folder: Path) -> RunModel:
+    geometry = load_model_profile(find_profile("models", "smollm2-135m"))
+    return RunModel(name="test", path=folder, geometry=geometry, vocab_size=10)
+
+
+@pytest.mark.parametrize("size", [1000, 2**24], ids=["small", "large"])
+@pytest.mark.parametrize("where", [0.0, 0.5, 1.0], ids=["begins", "goes on", "ends"])
+def test_weights_of_the_same_size_that_differ_are_another_model(tmp_path: Path, size: int, where: float) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(size))
+    model = a_model(tmp_path)
+    before = model.identity()
+    assert model.identity() == before
+    changed = bytearray(size)
+    begin = int(where * (size - size // 8))
+    changed[begin : begin + size // 8] = b"x" * (size // 8)
+    file.write_bytes(changed)
+
+    assert model.identity() != before
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (None, "done"),
+        (CapacityError("too small"), "too small"),
+        (ZeroDivisionError("division by zero"), "crashed: ZeroDivisionError: division by zero"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_who_watches_is_told_how_a_run_ended(tmp_path: Path, error: BaseException | None, reason: str) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 20")
+    recording = tmp_path / "r.kvrec"
+    clock = VirtualClock()
+    publisher = TelemetryPublisher.open(engine_facts(prepared.config, model="m"), clock=clock, recording=recording)
+    engine = Engine(prepared.config, SyntheticRunner(), clock=clock, publisher=publisher)
+
+    with suppress(CapacityError, ZeroDivisionError, KeyboardInterrupt), closing(engine):
+        engine.step()
+        if error is not None:
+            raise error
+
+    with Recording.open(recording) as recorded:
+        assert recorded.end is not None
+        assert recorded.end.reason == reason
