@@ -132,6 +132,15 @@ def latest_series(points: Sequence[PointResult]) -> list[list[PointResult]]:
     return list(latest.values())
 
 
+def series_title(points: Sequence[PointResult], series: Sequence[Sequence[PointResult]]) -> str:
+    """A profile's name; where it was run in several forms, with the time at which this one was run last."""
+    name = points[0].name
+    if sum(members[0].name == name for members in series) == 1:
+        return name
+    ended = datetime.fromtimestamp(_last_finish(points), UTC)
+    return f"{name}, run until {ended:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def report_document(points: Sequence[PointResult]) -> dict[str, object]:
     """All figures of all points for JSON, sizes in bytes and times in seconds; None is not known."""
     return {"schema": SCHEMA, "points": [_record(point) for point in points]}
@@ -193,7 +202,7 @@ def _repeat_notes(groups: Sequence[PointGroup]) -> list[str]:
 
 
 def _notes(points: Sequence[PointResult]) -> list[str]:
-    notes = [PLANNED_NOTE, UNITS_NOTE]
+    notes = [_facts(points), PLANNED_NOTE, UNITS_NOTE]
     for point in points:
         label = f"{point.label}: " if point.label else ""
         if point.outcome != "finished":
@@ -205,6 +214,19 @@ def _notes(points: Sequence[PointResult]) -> list[str]:
     if len({json.dumps(point.environment, sort_keys=True) for point in points if point.measured is not None}) > 1:
         notes.append("the points were measured on different devices or versions; do not compare their times")
     return notes
+
+
+_FACTS = ("target", "model", "kv_cache_dtype", "available_kv", "num_blocks", "tensor_parallel", "workload")
+"""Keys without which a table does not say what it is about."""
+
+
+def _facts(points: Sequence[PointResult]) -> str:
+    """What all points have in common: model, KV type, pool, workload, and where they were measured."""
+    first = points[0]
+    settings = {key: value for key, value in first.settings.items() if key not in first.axes}
+    shown = [f"{key} {show_setting(key, settings[key])}" for key in _FACTS if settings.get(key) not in (None, 1)]
+    devices = sorted({point.environment["device"] for point in points if "device" in point.environment})
+    return "; ".join([*shown, *(f"measured on {device}" for device in devices)])
 
 
 def _last_finish(points: Sequence[PointResult]) -> float:

@@ -35,6 +35,7 @@ def report_results(
         Path | None,
         typer.Option(metavar="FILE", help="Compare with an older results file: what is better or worse beyond doubt."),
     ] = None,
+    plots: Annotated[bool, typer.Option("--plots", help="Below each table a bar a point, for the terminal.")] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one self-contained HTML page with plots instead.")
     ] = None,
@@ -46,7 +47,7 @@ def report_results(
     from kvengine.errors import ConfigError
     from kvplan.cli.result_tables import print_results
     from kvplan.loading import did_you_mean
-    from kvplan.report import latest_series, report_markdown, split_series
+    from kvplan.report import latest_series, report_markdown, series_title, split_series
     from kvplan.results import ResultsFile, write_text
 
     with ResultsFile(results, create=False) as file:
@@ -58,6 +59,8 @@ def report_results(
             raise ConfigError(f"no points of a profile {profile!r}{did_you_mean(profile, names)}", where=str(results))
     if not points:
         raise ConfigError("holds no finished point yet", where=str(results))
+    if plots and (as_json or output_format is not ReportFormat.TABLE):
+        raise ConfigError("plots stand below tables only; a page with plots: --html FILE", where="--plots")
     groups = split_series(points) if everything else latest_series(points)
     shown = [point for group in groups for point in group]
     if against is not None:
@@ -86,10 +89,14 @@ def report_results(
     form = ReportFormat.JSON if as_json else output_format
     if form is ReportFormat.MARKDOWN:
         for group in groups:
-            stdout_console().out(f"## {group[0].name}\n\n{report_markdown(group)}")
+            stdout_console().out(f"## {series_title(group, groups)}\n\n{report_markdown(group)}")
     elif form is ReportFormat.TABLE:
         for group in groups:
-            print_results(group, Format.TABLE, title=group[0].name)
+            print_results(group, Format.TABLE, title=series_title(group, groups))
+            if plots:
+                from kvplan.cli.plots import print_plots
+
+                print_plots(group)
     else:
         print_results(shown, Format(form.value), title="")
     if len(shown) < len(points):

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -193,6 +194,44 @@ def test_a_report_reads_what_sweeps_have_left(kvplan: Callable[..., Done]) -> No
     assert len(kvplan("report", "results/s.db", "--json").document["points"]) == 3
     markdown = kvplan("report", "results/s.db", "--format", "markdown").stdout
     assert markdown.startswith("## s\n\n| block_size |")
+
+
+def test_a_report_draws_a_bar_a_point_where_points_differ(kvplan: Callable[..., Done]) -> None:
+    kvplan("sweep", "s.yaml", "--results", "s.db")
+
+    drawn = kvplan("report", "s.db", "--plots").stdout
+
+    assert drawn.startswith(kvplan("report", "s.db").stdout)
+    waste = drawn[drawn.index("waste in the last blocks, %") :].splitlines()[1:4]
+    assert [line.split()[0] for line in waste] == ["block_size=4", "block_size=8", "block_size=16"]
+    lengths = [line.count("█") for line in waste]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == 40  # the largest value fills the width
+    assert "pool in use over the run" in drawn
+
+
+def test_plots_go_with_tables_only(kvplan: Callable[..., Done]) -> None:
+    kvplan("sweep", "s.yaml", "--results", "s.db")
+
+    done = kvplan("report", "s.db", "--plots", "--json")
+
+    assert done.code == 2
+    assert done.stderr.count("\n") == 1
+    assert "--plots: plots stand below tables only" in done.stderr
+
+
+def test_two_forms_of_one_profile_are_told_apart_by_their_time(kvplan: Callable[..., Done], tmp_path: Path) -> None:
+    kvplan("sweep", "s.yaml", "--results", "s.db")
+    (tmp_path / "s.yaml").write_text(SWEEP.replace("max_num_seqs: 6", "max_num_seqs: 4"))
+    kvplan("sweep", "s.yaml", "--results", "s.db")
+
+    titles = re.findall(
+        r"^s, run until [0-9]{4}-[0-9-]{5} [0-9:]{8} UTC *$", kvplan("report", "s.db", "--all").stdout, re.M
+    )
+    only = kvplan("report", "s.db").stdout.splitlines()[0].strip()
+
+    assert len(titles) == 2
+    assert only == "s"
 
 
 def test_a_report_leaves_out_what_a_changed_profile_left_behind(kvplan: Callable[..., Done], tmp_path: Path) -> None:
