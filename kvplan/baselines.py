@@ -12,7 +12,9 @@ from enum import StrEnum
 from fractions import Fraction
 
 from kvplan.capacity import Capacity
+from kvplan.consecutive import ConsecutiveRequests
 from kvplan.demand import Demand, DemandKind
+from kvplan.shared_prefixes import NOTHING_SHARED, SharedPrefixes
 
 _INDEX_ENTRY_BYTES = 4
 """Block tables and token tables hold 32-bit integers."""
@@ -37,7 +39,7 @@ class Baseline:
     """
 
     requests: int
-    """Requests that fit at the same time; of a list, those that fit in order."""
+    """Requests that fit at the same time; of a list, those that fit in order; of a workload, any so many in a row."""
     slots_total: int
     """Slots that the design can hand out."""
     slots_allocated: int
@@ -52,6 +54,10 @@ class Baseline:
     """Tables that say where each token is, for `table_requests` requests of the longest length."""
     fits: bool
     """Whether all requests fit that are asked for, or at least one where no number is."""
+    requests_mean: Fraction | None = None
+    """Of a workload: requests in a row that fit, on average over the ones that they may begin with."""
+    requests_most: int | None = None
+    """The same where one begins at the best place."""
 
     @property
     def waste_fraction(self) -> Fraction | None:
@@ -92,8 +98,9 @@ def paged_baseline(capacity: Capacity, demand: Demand, *, table_requests: int, p
             slots=capacity.block_slots,
             needed=capacity.blocks_for,
             unused=capacity.tail_waste,
-            shared=capacity.shared_blocks(demand.shared_tokens(prefix_caching=prefix_caching)),
+            filled=capacity.shared_blocks,
         ),
+        prefix_caching=prefix_caching,
         index_bytes=table_requests * capacity.blocks_per_request * _INDEX_ENTRY_BYTES,
     )
 
@@ -113,20 +120,26 @@ class _Units:
     """Units of a request of a length."""
     unused: Callable[[int], int]
     """Slots of these that hold no token."""
-    shared: int
-    """Units that all requests hold once between them."""
+    filled: Callable[[int], int]
+    """Units that so many tokens at the start of prompts fill, and that requests can hold once between them."""
 
 
 def _tokens(demand: Demand, slots: int, *, prefix_caching: bool, index_bytes: int) -> Baseline:
     """Work out single tokens."""
-    shared = demand.shared_tokens(prefix_caching=prefix_caching)
-    units = _Units(count=slots, slots=1, needed=lambda length: length, unused=lambda _: 0, shared=shared)
-    return _units(demand, units, index_bytes=index_bytes)
+    units = _Units(count=slots, slots=1, needed=_all, unused=lambda _: 0, filled=_all)
+    return _units(demand, units, prefix_caching=prefix_caching, index_bytes=index_bytes)
 
 
-def _units(demand: Demand, units: _Units, *, index_bytes: int) -> Baseline:
+def _all(tokens: int) -> int:
+    return tokens
+
+
+def _units(demand: Demand, units: _Units, *, prefix_caching: bool, index_bytes: int) -> Baseline:
     """Work out whole units; a common prefix is held once, as far as it fills units."""
-    shared = units.shared
+    if demand.kind is DemandKind.WORKLOAD:
+        prefixes = demand.prefixes if prefix_caching else NOTHING_SHARED
+        return _workload(demand, units, prefixes, index_bytes=index_bytes)
+    shared = units.filled(demand.shared_tokens(prefix_caching=prefix_caching))
     fitting = _fitting(demand, units.count - shared, lambda length: units.needed(length) - shared)
     counted = demand.requests if demand.requests is not None else fitting
     waste = _over_requests(demand, counted, units.unused)
@@ -145,11 +158,49 @@ def _units(demand: Demand, units: _Units, *, index_bytes: int) -> Baseline:
     )
 
 
+def _workload(
+    demand: Demand, units: _Units, prefixes: SharedPrefixes, *, index_bytes: int, reserved: bool = False
+) -> Baseline:
+    """Work out any requests of a workload in a row; the slots are those of the run that takes most."""
+    of_length = {length: (units.needed(length), units.unused(length)) for length in set(demand.lengths)}
+    requests = ConsecutiveRequests(
+        [of_length[length][0] for length in demand.lengths],
+        prefixes,
+        [units.filled(end) - units.filled(begin) for begin, end in prefixes.stretches],
+    )
+    wanted = demand.requests or len(demand.lengths)
+    runs, heaviest = requests.fitting(units.count), requests.heaviest(wanted)
+    waste = sum(of_length[length][1] for length in demand.lengths[heaviest.start : heaviest.start + wanted])
+    allocated = heaviest.units * units.slots
+    return Baseline(
+        requests=runs.fewest,
+        slots_total=units.count * units.slots,
+        slots_allocated=allocated,
+        slots_used=allocated - waste,
+        reserved_waste_slots=waste if reserved else 0,
+        internal_waste_slots=0 if reserved else waste,
+        external_waste_slots=0,
+        index_bytes=index_bytes,
+        fits=runs.fewest >= wanted,
+        requests_mean=runs.mean,
+        requests_most=runs.most,
+    )
+
+
 def _slabs(
     demand: Demand, slots_total: int, slab: Callable[[int], int], *, reserved: bool, index_bytes: int
 ) -> Baseline:
     """Work out one slab per request; none are handed out when one of them is longer than its slab."""
     too_long = any(length > slab(length) for length in demand.lengths)
+    if demand.kind is DemandKind.WORKLOAD and not too_long:
+        units = _Units(
+            count=slots_total,
+            slots=1,
+            needed=slab,
+            unused=lambda length: slab(length) - length,
+            filled=lambda _: 0,
+        )
+        return _workload(demand, units, NOTHING_SHARED, index_bytes=index_bytes, reserved=reserved)
     fitting = 0 if too_long else _fitting(demand, slots_total, slab)
     counted = demand.requests if demand.requests is not None else fitting
     allocated = 0 if too_long else _over_requests(demand, counted, slab)

@@ -7,7 +7,8 @@ from typing import Any
 from kvplan.baselines import Baseline
 from kvplan.budget import Part
 from kvplan.capacity import Capacity
-from kvplan.demand import DemandKind
+from kvplan.demand import Demand, DemandKind
+from kvplan.enough import what_is_enough
 from kvplan.hints import Hint
 from kvplan.kv_layout.groups import KVGroup, padding_layers
 from kvplan.kv_layout.layers import AttentionKind, AttentionLayer
@@ -17,8 +18,10 @@ from kvplan.needs import needs_of
 from kvplan.plan import Plan
 from kvplan.pool import cache_form, cached_layers
 from kvplan.rank_layers import rank_state_bytes
+from kvplan.traces.summary import nearest_rank
 
 SCHEMA = "kvplan.budget/1"
+_LISTED = (DemandKind.LENGTHS, DemandKind.WORKLOAD)
 
 Document = dict[str, Any]
 """Plain data: mappings, lists, text, whole numbers, fractions as floats, true, false and None."""
@@ -154,39 +157,53 @@ def _state_bytes(plan: Plan) -> int:
 
 def _workload(plan: Plan) -> Document:
     demand = plan.demand
+    lengths = sorted(demand.lengths)
     return {
         "kind": demand.kind.value,
+        "name": demand.name or None,
         "requests": demand.requests,
+        "requests_listed": len(demand.lengths) if demand.kind in _LISTED else None,
+        "requests_together": demand.together,
         "tokens_mean": _number(demand.tokens_mean),
+        "tokens_p50": nearest_rank(lengths, 0.5),
+        "tokens_p90": nearest_rank(lengths, 0.9),
+        "tokens_p99": nearest_rank(lengths, 0.99),
         "tokens_max": demand.tokens_max,
         "prompt_tokens": demand.prompt_tokens,
         "output_tokens": demand.output_tokens,
         "shared_prefix": demand.shared_prefix,
+        "prompt_tokens_sum": sum(demand.prompts) if demand.prompts else None,
+        "shareable_tokens_sum": _shareable_tokens(demand, 1) if demand.prompts else None,
         "blocks_per_request": plan.capacity.blocks_for(demand.tokens_max),
     }
 
 
 def _needed(plan: Plan) -> Document | None:
     """What a number of requests needs; only where one was asked for."""
-    if plan.inputs.demand is None or plan.demand.requests is None or plan.demand.kind is DemandKind.LENGTHS:
+    if plan.inputs.demand is None or plan.demand.together is None or plan.demand.kind is DemandKind.LENGTHS:
         return None
     needs = needs_of(plan)
     if needs is None:
         return None
+    enough = what_is_enough(plan, max_num_seqs=needs.max_num_seqs)
     return {
-        "requests": plan.demand.requests,
+        "requests": plan.demand.together,
         "blocks": needs.blocks,
         "decided_by": needs.decider.value,
         "max_num_seqs": needs.max_num_seqs,
         "available_kv_bytes": needs.available_kv_bytes,
         "gpu_memory_bytes": needs.gpu_memory_bytes,
         "gpu_memory_utilization": needs.utilization,
+        "tensor_parallel": enough.tensor_parallel,
+        "kv_cache_dtype": enough.kv_dtype.value if enough.kv_dtype else None,
     }
 
 
 def _baseline(baseline: Baseline) -> Document:
     return {
         "requests": baseline.requests,
+        "requests_mean": _known(baseline.requests_mean),
+        "requests_most": baseline.requests_most,
         "slots_total": baseline.slots_total,
         "slots_allocated": baseline.slots_allocated,
         "slots_used": baseline.slots_used,
@@ -202,7 +219,6 @@ def _baseline(baseline: Baseline) -> Document:
 def _block_size_row(plan: Plan, block_size: int) -> Document:
     capacity, paged = plan.at_block_size(block_size)
     demand = plan.demand
-    shared = demand.shared_tokens(prefix_caching=plan.prefix_caching) // capacity.block_size
     counted = demand.requests if demand.requests is not None else paged.requests
     return {
         "block_size": block_size,
@@ -213,9 +229,22 @@ def _block_size_row(plan: Plan, block_size: int) -> Document:
         "tail_waste_tokens_mean": _number(Fraction(paged.internal_waste_slots, counted)) if counted else None,
         "tail_waste_fraction": _known(paged.waste_fraction),
         "block_table_bytes": paged.index_bytes,
-        "prefix_hit_tokens": shared * capacity.block_size,
+        "prefix_hit_tokens": _hit_tokens(plan, capacity.block_size),
         "fits": paged.fits,
     }
+
+
+def _hit_tokens(plan: Plan, block_size: int) -> int:
+    """Prompt tokens found in whole blocks: of one of equal requests, of a workload over all requests."""
+    demand = plan.demand
+    if demand.kind is DemandKind.WORKLOAD:
+        return _shareable_tokens(demand, block_size) if plan.prefix_caching else 0
+    return demand.shared_tokens(prefix_caching=plan.prefix_caching) // block_size * block_size
+
+
+def _shareable_tokens(demand: Demand, block_size: int) -> int:
+    """Prompt tokens in whole blocks that a request before has too, over a whole workload: the most there is to find."""
+    return sum(known // block_size * block_size for known in demand.prefixes.known_tokens)
 
 
 def _known(value: Fraction | None) -> int | float | None:

@@ -5,6 +5,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from kvengine.units import cdiv
+from kvplan.shared_prefixes import NOTHING_SHARED, SharedPrefixes
 
 
 class DemandKind(StrEnum):
@@ -14,6 +15,8 @@ class DemandKind(StrEnum):
     """Each request by its cached tokens."""
     UNIFORM = "uniform"
     """Any number of equal requests."""
+    WORKLOAD = "workload"
+    """A workload of many requests, any of which in a row may be there together."""
     FULL_LENGTH = "full_length"
     """Not at all: requests of the longest length are counted."""
 
@@ -31,6 +34,14 @@ class Demand:
     output_tokens: int | None = None
     shared_prefix: int = 0
     """Tokens at the start that all requests have in common."""
+    name: str = ""
+    """Of the workload."""
+    prompts: tuple[int, ...] = ()
+    """Prompt tokens of each request of a workload."""
+    prefixes: SharedPrefixes = NOTHING_SHARED
+    """What requests of a workload have in common."""
+    must_fit: bool = False
+    """Of a workload: whether the number of requests was asked for; else an engine lets them wait."""
 
     @property
     def tokens_max(self) -> int:
@@ -41,6 +52,11 @@ class Demand:
     def tokens_mean(self) -> Fraction:
         """Tokens of a request, on average."""
         return Fraction(sum(self.lengths), len(self.lengths))
+
+    @property
+    def together(self) -> int | None:
+        """Requests that shall be there at the same time; None for as many as fit."""
+        return None if self.kind is DemandKind.WORKLOAD and not self.must_fit else self.requests
 
     def shared_tokens(self, *, prefix_caching: bool) -> int:
         """Tokens that requests can hold once between them; a prompt's last token is always computed anew."""
@@ -65,6 +81,21 @@ def uniform_demand(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         shared_prefix=shared_prefix,
+    )
+
+
+def workload_demand(
+    name: str, lengths: tuple[int, ...], prompts: tuple[int, ...], prefixes: SharedPrefixes, *, requests: int | None
+) -> Demand:
+    """Return the demand of a workload; with a number, of any so many requests in a row."""
+    return Demand(
+        kind=DemandKind.WORKLOAD,
+        lengths=lengths,
+        requests=len(lengths) if requests is None else requests,
+        name=name,
+        prompts=prompts,
+        prefixes=prefixes,
+        must_fit=requests is not None,
     )
 
 

@@ -86,7 +86,7 @@ def _longer_limit(plan: Plan) -> Iterator[_Change]:
 
 
 def _more_seqs(plan: Plan) -> Iterator[_Change]:
-    wanted = plan.demand.requests
+    wanted = plan.demand.together
     if wanted is not None and wanted > plan.limits.num_seqs:
         yield _with_engine(plan, f"--max-num-seqs {wanted}", max_num_seqs=wanted)
 
@@ -103,7 +103,7 @@ def _smaller_steps(plan: Plan) -> Iterator[_Change]:
     engine, memory = plan.inputs.engine, plan.inputs.memory
     if memory.gpu is None or memory.available_kv_bytes is not None or memory.overhead_bytes is not None:
         return
-    wanted = plan.demand.requests or 1
+    wanted = plan.demand.together or 1
     for seqs in (256, 64, 16):
         if wanted <= seqs < plan.limits.num_seqs:
             yield _with_engine(plan, f"--max-num-seqs {seqs}", max_num_seqs=seqs)

@@ -89,7 +89,7 @@ def _demand_blocks(plan: Plan) -> int:
         return 0
     if plan.inputs.engine.fit_max_model_len and demand.kind is DemandKind.FULL_LENGTH:
         return (demand.requests or 1) * plan.capacity.blocks_for(demand.tokens_max)
-    if demand.requests is not None:
+    if demand.together is not None:
         return plan.baselines[Design.PAGED].slots_allocated // plan.capacity.block_slots
     return plan.capacity.blocks_for(demand.tokens_max)
 
@@ -102,7 +102,7 @@ def _longest_blocks(plan: Plan) -> int:
 
 
 def _missing_seqs(plan: Plan) -> int | None:
-    wanted = plan.demand.requests
+    wanted = plan.demand.together
     too_many = wanted is not None and wanted > plan.limits.num_seqs and seqs_are_limited(plan.inputs)
     return wanted if too_many else None
 

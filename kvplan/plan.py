@@ -297,10 +297,14 @@ def _obstacle(inputs: PlanInputs, stage: _Stage, available_bytes: int) -> str:
     if inputs.demand is None:
         return ""
     if demand.tokens_max > capacity.max_model_len:
-        return f"a request of {demand.tokens_max:,} tokens is longer than the {capacity.max_model_len:,} allowed"
+        too_long = sum(length > capacity.max_model_len for length in demand.lengths)
+        others = f" ({too_long:,} of {len(demand.lengths):,} are)" if len(demand.lengths) > 1 else ""
+        return (
+            f"a request of {demand.tokens_max:,} tokens is longer than the {capacity.max_model_len:,} allowed{others}"
+        )
     most = _limits(inputs, capacity).num_seqs
-    if demand.requests is not None and demand.requests > most and seqs_are_limited(inputs):
-        return f"{demand.requests:,} requests at once are more than the {most:,} allowed (--max-num-seqs)"
+    if demand.together is not None and demand.together > most and seqs_are_limited(inputs):
+        return f"{demand.together:,} requests at once are more than the {most:,} allowed (--max-num-seqs)"
     paged = _paged(inputs, capacity, demand)
     if paged.fits or not demand_counts(inputs):
         return ""
@@ -336,6 +340,8 @@ def demand_counts(inputs: PlanInputs) -> bool:
     """Whether the demand must fit as a whole: an engine lets requests wait, unless a number was asked for."""
     demand = inputs.demand
     assert demand is not None, "asked only with a demand"
+    if demand.kind is DemandKind.WORKLOAD:
+        return demand.must_fit
     return inputs.engine.engine is EngineKind.PAGED or (
         demand.kind is not DemandKind.LENGTHS and demand.requests is not None
     )
@@ -351,6 +357,8 @@ def _success(inputs: PlanInputs, capacity: Capacity) -> str:
         f"one request of {capacity.max_model_len:,} tokens needs {format_bytes(capacity.needed_bytes)} of KV cache, "
         f"and {format_bytes(capacity.available_bytes)} are there: {float(capacity.max_concurrency):,.2f} such requests"
     )
-    if demand.requests is not None and not paged.fits:
+    if demand.kind is DemandKind.WORKLOAD and not paged.fits:
+        reason += f"; of the workload any {paged.requests:,} in a row fit at the same time, the others wait"
+    elif demand.requests is not None and not paged.fits:
         reason += f"; of the {demand.requests:,} requests {paged.requests:,} fit at the same time, the others wait"
     return reason

@@ -144,6 +144,10 @@ def budget(
             "--assume-standard", help="Plan a model that is not understood as standard attention.", show_default=False
         ),
     ] = None,
+    workload: Annotated[
+        str | None,
+        _option("--workload", "NAME|FILE", "A workload profile, a YAML workload, or a trace file.", _REQUESTS),
+    ] = None,
     lengths: Annotated[str | None, _option("--lengths", "N,N,...", "Cached tokens of each request.", _REQUESTS)] = None,
     prompt_tokens: Annotated[
         str | None, _option("--prompt-tokens", "N", "Of equal requests: prompt.", _REQUESTS)
@@ -206,6 +210,7 @@ def budget(
         speculative_tokens=speculative_tokens,
         enforce_eager=enforce_eager,
         assume_standard=assume_standard,
+        workload=workload,
         lengths=lengths,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,

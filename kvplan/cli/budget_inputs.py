@@ -207,6 +207,14 @@ def _demand(options: BudgetOptions, model: "ModelSpec", engine: "EngineInputs") 
     output = read_count("--output-tokens", options.output_tokens, minimum=0)
     prefix = read_count("--shared-prefix", options.shared_prefix, minimum=0) or 0
     count = read_count("--requests", options.requests)
+    if options.workload is not None:
+        from kvplan.workload_demand import demand_of_workload
+
+        if listed or prompt is not None or output is not None or prefix:
+            raise ConfigError(
+                "the requests are said twice", where="--workload", hint="give --workload alone, or with --requests"
+            )
+        return demand_of_workload(options.workload, model, source=options.model or "", requests=count)
     if listed and (prompt is not None or output is not None or prefix or count is not None):
         raise ConfigError(
             "the requests are already listed one by one", where="--lengths", hint="give --lengths alone, or the others"

@@ -38,6 +38,7 @@ class BudgetOptions:
     speculative_tokens: str | None = None
     enforce_eager: bool | None = None
     assume_standard: bool | None = None
+    workload: str | None = None
     lengths: str | None = None
     prompt_tokens: str | None = None
     output_tokens: str | None = None

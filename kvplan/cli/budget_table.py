@@ -250,7 +250,7 @@ def _who_holds_blocks(capacity: Mapping[str, Any]) -> str:
 
 
 def _designs(document: dict[str, Any]) -> "RenderableType":
-    asked = document["workload"]["requests"] is not None
+    asked = document["workload"]["requests_together"] is not None
     columns = ["design", "> requests", "> slots taken", "> used", "> reserved", "> internal", "> wasted"]
     table = _table(*columns, *(["> fit"] if asked else []))
     for name, design in document["baselines"].items():
@@ -281,6 +281,8 @@ def _describe_requests(workload: Mapping[str, Any]) -> str:
     match workload["kind"]:
         case "lengths":
             return f"{count} of {workload['tokens_mean']:,g} tokens on average, {longest:,} at most"
+        case "workload":
+            return _describe_workload(workload)
         case "uniform":
             shared = f", {workload['shared_prefix']:,} shared" if workload["shared_prefix"] else ""
             return (
@@ -290,18 +292,50 @@ def _describe_requests(workload: Mapping[str, Any]) -> str:
     return f"{count} of the longest length, {longest:,} tokens: {workload['blocks_per_request']:,} blocks each"
 
 
+def _describe_workload(workload: Mapping[str, Any]) -> str:
+    """Say what the slots are counted over: all requests, or of so many in a row those that take most."""
+    listed, together = workload["requests_listed"], workload["requests_together"]
+    which = "all of them together" if together is None else f"the {together:,} in a row that take most"
+    return (
+        f"Workload {workload['name']}: {listed:,} requests of {workload['tokens_mean']:,.5g} tokens on average, "
+        f"half up to {workload['tokens_p50']:,}, 99% up to {workload['tokens_p99']:,}, all up to "
+        f"{workload['tokens_max']:,}; slots of {which}"
+    )
+
+
 def _in_words(document: dict[str, Any]) -> str:
     designs, capacity, kv = document["baselines"], document["capacity"], document["kv"]
     longest = capacity["max_model_len"]
     contiguous, paged = designs["contiguous"]["requests"], designs["paged"]["requests"]
+    if document["workload"]["kind"] == "workload":
+        return "\n".join(_workload_in_words(document))
     lines = (
         f"{_plural(contiguous, 'contiguous reservation')} of {format_bytes(longest * kv['bytes_per_token'])}; "
         f"paged: {_plural(paged, 'request')} of {_requests_in_short(document['workload'])}",
-        f"tables for {capacity['table_requests']:,} requests of {longest:,}: "
-        f"{_short(designs['paged']['index_bytes'])} by block, "
-        f"{_short(designs['token_level']['index_bytes'])} token by token",
+        _tables_in_words(document, capacity),
     )
     return "\n".join(lines)
+
+
+def _workload_in_words(document: dict[str, Any]) -> Iterator[str]:
+    paged, workload, capacity = document["baselines"]["paged"], document["workload"], document["capacity"]
+    yield (
+        f"paged: wherever the workload is entered, at least {_plural(paged['requests'], 'request')} in a row fit; "
+        f"{paged['requests_mean']:,.5g} on average, {paged['requests_most']:,} at most"
+    )
+    if workload["shareable_tokens_sum"]:
+        share = workload["shareable_tokens_sum"] / workload["prompt_tokens_sum"]
+        yield f"{share:.1%} of all prompt tokens stand at the start of an earlier prompt too: no cache finds more"
+    yield _tables_in_words(document, capacity)
+
+
+def _tables_in_words(document: dict[str, Any], capacity: Mapping[str, Any]) -> str:
+    designs = document["baselines"]
+    return (
+        f"tables for {capacity['table_requests']:,} requests of {capacity['max_model_len']:,}: "
+        f"{_short(designs['paged']['index_bytes'])} by block, "
+        f"{_short(designs['token_level']['index_bytes'])} token by token"
+    )
 
 
 def _requests_in_short(workload: Mapping[str, Any]) -> str:
@@ -315,7 +349,8 @@ def _plural(count: int, word: str) -> str:
 
 def _block_sizes(document: dict[str, Any]) -> "RenderableType":
     workload = document["workload"]
-    asked, has_prefix = workload["requests"] is not None, bool(workload["shared_prefix"])
+    asked = workload["requests_together"] is not None
+    has_prefix = bool(workload["shared_prefix"] or workload["shareable_tokens_sum"])
     columns = ["> tokens", "> blocks", "> requests", "> slots taken", "> wasted", "> each", "> share", "> tables"]
     table = _table(*columns, *(["> prefix hit"] if has_prefix else []), *(["> fit"] if asked else []))
     for row in document["block_sizes"]:
@@ -343,12 +378,20 @@ def _needed(needed: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
         facts += f"; a GPU of {format_bytes(needed['gpu_memory_bytes'])}, {enough}"
     if needed["max_num_seqs"] is not None:
         facts += f"; and --max-num-seqs {needed['max_num_seqs']}"
+    facts += _enough(needed)
     if needed["decided_by"] == "longest_request":
         facts += (
             f"\none request of the longest length decides, {capacity['max_model_len']:,} tokens: "
             "it takes more than they do, and without room for it the engine does not start"
         )
     return facts
+
+
+def _enough(needed: Mapping[str, Any]) -> str:
+    ranks, dtype = needed["tensor_parallel"], needed["kv_cache_dtype"]
+    ways = [f"--tp {ranks}"] if ranks is not None else []
+    ways += [f"--kv-cache-dtype {dtype}"] if dtype is not None else []
+    return f"\nwith cards like this one, all else as it is, enough: {', or '.join(ways)}" if ways else ""
 
 
 def _hints(document: dict[str, Any]) -> "RenderableType":
