@@ -264,7 +264,7 @@ class BusyEngine:
             facts(self.config.num_blocks), clock=self.clock, socket=socket or False, recording=recording
         )
         self._scheduler = Scheduler(self.config)
-        self._stats = StatsCollector(block_size=self.config.block_size)
+        self._stats = StatsCollector()
         self._runner = SyntheticRunner()
         self._rng = random.Random(1)
         self._num_added = 0

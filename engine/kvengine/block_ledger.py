@@ -5,7 +5,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
+from kvengine.allocators.protocol import SlotBook
+from kvengine.block_pool import NULL_BLOCK, BlockId
 from kvengine.telemetry.block_book import pack_column
 from kvengine.telemetry.schema import REF_COUNT_SHIFT, UNKNOWN_PARENT, BlockFlag, Totals
 
@@ -44,7 +45,7 @@ class BlockLedger:
     See `telemetry.schema.Snapshot` for what the columns hold; a reader that folds the deltas comes to the same.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: SlotBook) -> None:
         pool.track_changes()
         pool.take_changes()
         self._pool = pool

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from kvengine.allocators.protocol import EngineScheduler
 from kvengine.block_pool import BlockId, BlockPool
 from kvengine.clock import Clock
 from kvengine.request import Request, RequestId
-from kvengine.scheduler import Scheduler
 from kvengine.telemetry.commands import (
     AbortRequest,
     Command,
@@ -72,7 +72,7 @@ class Commanded(Protocol):
         ...
 
     @property
-    def scheduler(self) -> Scheduler | None:
+    def scheduler(self) -> EngineScheduler | None:
         """The scheduler, once a step was published."""
         ...
 
@@ -129,11 +129,14 @@ class EngineControl:
         scheduler = self._publisher.scheduler if self._publisher is not None else None
         if scheduler is None:
             return "the engine has not taken a step yet"
-        most, least = scheduler.kv_cache.pool.num_usable, _blocks_of_largest(scheduler)
+        pool = scheduler.kv_cache.pool
+        if not isinstance(pool, BlockPool):
+            return "only a pool of blocks can be made smaller, and this engine hands out memory in another way"
+        most, least = pool.num_usable, _blocks_of_largest(scheduler)
         if not least <= usable_blocks <= most:
             return f"expected {least} (what the largest request needs) to {most} blocks, got {usable_blocks}"
         self._limit = None if usable_blocks == most else usable_blocks
-        self._withhold(scheduler.kv_cache.pool)
+        self._withhold(pool)
         return ""
 
     def wait_for_turn(self, *, is_idle: bool = False) -> bool:
@@ -163,7 +166,7 @@ class EngineControl:
             if self._steps_left <= 0:
                 self._steps_left, self._is_paused = None, True
         scheduler = self._publisher.scheduler if self._publisher is not None else None
-        if self._limit is not None and scheduler is not None:
+        if self._limit is not None and scheduler is not None and isinstance(scheduler.kv_cache.pool, BlockPool):
             self._withhold(scheduler.kv_cache.pool)
 
     def _is_time(self) -> bool:
@@ -240,7 +243,7 @@ class EngineControl:
         )
 
 
-def _blocks_of_largest(scheduler: Scheduler) -> int:
+def _blocks_of_largest(scheduler: EngineScheduler) -> int:
     """Blocks that the largest unfinished request holds when it ends: its last token is never computed."""
     block_size = min(scheduler.kv_cache.sizes.block_sizes)
     num_groups = len(scheduler.kv_cache.sizes.groups)

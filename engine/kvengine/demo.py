@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kvengine.allocators.protocol import EngineScheduler
 from kvengine.clock import RealClock
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.control import EngineControl
@@ -22,7 +23,6 @@ from kvengine.kv_groups.kinds import GroupKind, SlidingWindow
 from kvengine.observer import TelemetryPublisher, engine_facts
 from kvengine.request import Request, RequestId, SamplingParams
 from kvengine.runner import SyntheticRunner
-from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.stats import StatsCollector
@@ -144,7 +144,7 @@ class Narrator:
         self._publisher.request_aborted(request)
 
     def publish(
-        self, scheduler: Scheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
+        self, scheduler: EngineScheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
     ) -> None:
         """See `Publisher`; the step's line goes with it."""
         lines = [*self._pending, *self._lines(scheduler, output, finished)]
@@ -161,7 +161,7 @@ class Narrator:
         """See `Publisher`."""
         self._publisher.close(reason)
 
-    def _lines(self, scheduler: Scheduler, output: SchedulerOutput, finished: Sequence[Request]) -> list[str]:
+    def _lines(self, scheduler: EngineScheduler, output: SchedulerOutput, finished: Sequence[Request]) -> list[str]:
         lines = [
             f"no block was free, so {victim} is preempted: its blocks go back, and it is computed again later"
             for victim in output.preempted
@@ -176,10 +176,8 @@ class Narrator:
         lines += [f"{request.request_id} has finished; its full blocks can still be hit" for request in finished]
         return lines
 
-    def _given_back(self, scheduler: Scheduler, request: Request) -> list[str]:
+    def _given_back(self, scheduler: EngineScheduler, request: Request) -> list[str]:
         """Blocks that a window has left behind."""
-        if request.request_id not in scheduler.kv_cache.tables:
-            return []
         table = scheduler.kv_cache.block_ids(request.request_id)
         num_gone = table.count(0)
         before, self._num_given_back[request.request_id] = self._num_given_back.get(request.request_id, 0), num_gone

@@ -4,6 +4,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvengine.allocators.memory_use import MemoryUse
+from kvengine.allocators.protocol import EngineScheduler
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig
 from kvengine.errors import CapacityError
@@ -30,7 +32,7 @@ class Publisher(Protocol):
         ...
 
     def publish(
-        self, scheduler: Scheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
+        self, scheduler: EngineScheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
     ) -> None:
         """Show one finished step."""
         ...
@@ -62,6 +64,8 @@ class StepResult:
     """Requests in the running list right after `schedule`."""
     num_waiting: int
     """Requests in the queue right after `schedule`."""
+    memory: MemoryUse
+    """Where the pool's slots were right after `schedule`."""
 
 
 class Engine:
@@ -73,6 +77,7 @@ class Engine:
         clock: Where step times come from.
         publisher: Shown every step; None when nobody can watch.
         debug: Check all invariants after every step.
+        scheduler: What decides the steps; a `Scheduler` over blocks if not given. See `allocators.select`.
     """
 
     def __init__(
@@ -83,14 +88,15 @@ class Engine:
         clock: Clock,
         publisher: Publisher | None = None,
         debug: bool = False,
+        scheduler: EngineScheduler | None = None,
     ) -> None:
         self.config = config
         self._runner = runner
         self._clock = clock
         self._publisher = publisher
         self._debug = debug
-        self._scheduler = Scheduler(config)
-        self._stats = StatsCollector(block_size=config.block_size)
+        self._scheduler: EngineScheduler = Scheduler(config) if scheduler is None else scheduler
+        self._stats = StatsCollector()
         self._idle_steps = 0
 
     @property
@@ -147,7 +153,7 @@ class Engine:
         clock, scheduler = self._clock, self._scheduler
         started_s = clock.now_s()
         output = scheduler.schedule()
-        self._stats.scheduled(output, scheduler.running, scheduler.kv_cache)
+        memory = self._stats.scheduled(output, scheduler.running, scheduler.kv_cache)
         num_used, num_running = scheduler.kv_cache.pool.num_used, len(scheduler.running)
         num_waiting = scheduler.num_waiting
         scheduled_s = clock.now_s()
@@ -170,6 +176,7 @@ class Engine:
             num_used_blocks=num_used,
             num_running=num_running,
             num_waiting=num_waiting,
+            memory=memory,
         )
 
     def poll(self) -> None:

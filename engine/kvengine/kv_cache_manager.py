@@ -1,11 +1,14 @@
 """Each request's blocks: prefix hits, slots for new tokens, what enters the prefix cache, and giving it all back."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from kvengine.allocators.memory_use import MemoryUse
+from kvengine.allocators.paged_use import paged_use
 from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
 from kvengine.block_table import BlockTable, RequestBlocks
 from kvengine.config import EngineConfig
+from kvengine.errors import CapacityError
 from kvengine.kv_groups.agreement import HitSearch, PrefixHit
 from kvengine.kv_groups.copies import StepCopies
 from kvengine.kv_groups.cross import CrossGroup
@@ -102,6 +105,20 @@ class KVCacheManager:
     def group_tables(self, request_id: RequestId) -> tuple[Sequence[BlockId], ...]:
         """An admitted request's block table in every group; live views, not to be changed."""
         return tuple(table.block_ids for table in self._held[request_id].tables)
+
+    @property
+    def tables_only_grow(self) -> bool:
+        """Whether tables change at their ends only: groups that forget replace blocks inside them."""
+        return self._lone_group is not None
+
+    def memory_use(self, running: Iterable[tuple[RequestId, int]]) -> MemoryUse:
+        """Where all slots are, given each running request's tokens in the cache; of several groups by the first one."""
+        return paged_use(
+            ((self._held[request_id].block_ids, num_tokens) for request_id, num_tokens in running),
+            pool=self._pool,
+            block_size=self._sizes.block_sizes[0],
+            num_cached=len(self._cache),
+        )
 
     def cache_entries(self) -> Iterator[CacheEntry]:
         """Everything that can be found in the prefix cache; a block can be entered for several prefixes."""
@@ -205,6 +222,10 @@ class KVCacheManager:
         held = self._held.pop(request.request_id)
         for group, table in zip(self._groups, held.tables, strict=True):
             group.free(table, num_computed_tokens)
+
+    def never_holds(self, request: Request) -> CapacityError | None:  # noqa: ARG002 - blocks can lie anywhere
+        """Nothing besides its number of blocks keeps a request out."""
+        return None
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that will not come back; it must hold no blocks."""

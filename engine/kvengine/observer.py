@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from kvengine.allocators.protocol import EngineScheduler
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig
 from kvengine.kv_groups.kinds import ChunkedLocal, FullAttention, GroupKind, SlidingWindow
 from kvengine.request import Request, RequestId
-from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.stats import StatsCollector
 from kvengine.step_frames import StepFrames
@@ -105,7 +105,7 @@ class TelemetryPublisher:
         """Requests queued before the first step, each with when that was; None from then on."""
         self._frames: StepFrames | None = None
         """Made for each period in which somebody listens."""
-        self._last: tuple[Scheduler, StatsCollector] | None = None
+        self._last: tuple[EngineScheduler, StatsCollector] | None = None
         self._withheld: frozenset[int] = frozenset()
         self._note = ""
         self._servers = [sink for sink in self._sinks if isinstance(sink, ViewerServer)]
@@ -148,7 +148,7 @@ class TelemetryPublisher:
             del self._queued[request.request_id]
 
     def publish(
-        self, scheduler: Scheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
+        self, scheduler: EngineScheduler, output: SchedulerOutput, finished: Sequence[Request], stats: StatsCollector
     ) -> None:
         """Show one finished step, after `scheduler.update`; never blocks.
 
@@ -174,7 +174,7 @@ class TelemetryPublisher:
             self._show(None, ())
 
     @property
-    def scheduler(self) -> Scheduler | None:
+    def scheduler(self) -> EngineScheduler | None:
         """The scheduler of the last step; None before the first."""
         return self._last[0] if self._last is not None else None
 

@@ -93,6 +93,10 @@ class PrefixCache:
         # Further blocks with the same content, in order of entry (a dict as an ordered set).
         self._others: dict[BlockKey, dict[BlockId, None]] = {}
 
+    def __len__(self) -> int:
+        """Contents that can be found; equal ones in several blocks count once."""
+        return len(self._first)
+
     def key_of(self, block: BlockId) -> BlockKey | None:
         """The key of the longest prefix for which a block is cached; None if it is not."""
         return self._key_of[block]

@@ -13,6 +13,7 @@ from attending to what was never written:
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from kvengine.allocators.protocol import KVMemory
 from kvengine.block_pool import BlockId
 from kvengine.config import EngineConfig, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError
@@ -48,18 +49,22 @@ class Scheduler:
     The running list keeps the order of admission. Running requests are served first, in that order; waiting ones are
     admitted behind them, strictly in queue order, and only in a step without preemptions.
 
+    Args:
+        config: Pool and limits.
+        memory: What hands out slots; blocks as tokens come if not given.
+
     Raises:
         ConfigError: A limit is out of range.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, memory: KVMemory | None = None) -> None:
         check_config(config)
         self._config = config
         self._limits = config.scheduler
         self._by_priority = config.scheduler.policy is SchedulingPolicy.PRIORITY
         self._watermark_blocks = int(config.scheduler.watermark * config.num_blocks)
         self._reserves_whole_prompts = config.reserves_whole_prompts
-        self._kv_cache = KVCacheManager(config)
+        self._kv_cache: KVMemory = KVCacheManager(config) if memory is None else memory
         self._has_groups = len(config.kv_groups) > 1
         self._chunk_ends = chunk_ends_for(self._kv_cache.sizes, config.scheduler)
         self._requests: dict[RequestId, Request] = {}
@@ -71,7 +76,7 @@ class Scheduler:
         self._num_steps = 0
 
     @property
-    def kv_cache(self) -> KVCacheManager:
+    def kv_cache(self) -> KVMemory:
         """The blocks of all running requests."""
         return self._kv_cache
 
@@ -129,7 +134,7 @@ class Scheduler:
 
         Such a request is accepted and waits for ever, as in vLLM; a caller that must end asks first.
         """
-        return never_fits(request, self._config)
+        return never_fits(request, self._config) or self._kv_cache.never_holds(request)
 
     def fits_alone(self, request: Request) -> bool:
         """Whether a request could be finished if it had the whole pool; see `never_fits`."""

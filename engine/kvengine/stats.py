@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import median
 
-from kvengine.kv_cache_manager import KVCacheManager
+from kvengine.allocators.memory_use import MemoryUse
+from kvengine.allocators.protocol import KVView
 from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import SchedulerOutput
 
@@ -41,8 +42,8 @@ class EngineStats:
     finished: int
     aborted: int
     tail_waste_slots_mean: float | None
-    """Unused slots in the last blocks of the running requests right after `schedule`, a shared block counted once:
-    mean over the steps in which anything ran."""
+    """Unused slots in the last blocks of the running requests right after `schedule`, a shared block counted once, or
+    in the extents that they hold: mean over the steps in which anything ran."""
     tail_waste_fraction: float | None
     """Those slots over all slots of the blocks in use, summed over the same steps."""
     elapsed_s: float
@@ -81,8 +82,7 @@ class StatsCollector:
     The counters are plain attributes under the names of `EngineStats`, to be read at any time at no cost.
     """
 
-    def __init__(self, *, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self) -> None:
         self._reached: dict[RequestId, int] = {}
         """Per unfinished request: tokens that were ever in the cache for it."""
         self.steps = 0
@@ -106,8 +106,8 @@ class StatsCollector:
         self._step_s = array("d")
         self._schedule_s = self._execute_s = self._update_s = 0.0
 
-    def scheduled(self, output: SchedulerOutput, running: Sequence[Request], kv_cache: KVCacheManager) -> None:
-        """Count one scheduling decision, before the model runs."""
+    def scheduled(self, output: SchedulerOutput, running: Sequence[Request], kv_cache: KVView) -> MemoryUse:
+        """Count one scheduling decision, before the model runs; returns where the pool's slots are then."""
         self.steps += 1
         self.scheduled_tokens += output.num_tokens
         self.preemptions += len(output.preempted)
@@ -116,8 +116,17 @@ class StatsCollector:
         self.peak_blocks_in_use = max(self.peak_blocks_in_use, kv_cache.pool.num_used)
         self.peak_running = max(self.peak_running, len(running))
         self._count_recomputed(output)
+        # Tokens in the cache after this step, whether or not the scheduler has advanced the requests already.
+        tokens_after = {item.request.request_id: item.start + item.num_tokens for item in output.scheduled}
+        memory = kv_cache.memory_use(
+            (request.request_id, tokens_after.get(request.request_id, request.num_computed_tokens))
+            for request in running
+        )
         if running:
-            self._count_tail_waste(output, running, kv_cache)
+            self._waste_slots += memory.unfilled
+            self._used_slots += memory.held
+            self._waste_steps += 1
+        return memory
 
     def sampled(self, output: SchedulerOutput, sampled: Mapping[RequestId, int], finished: Sequence[Request]) -> None:
         """Count the new tokens and the requests that ended with them, after `update`."""
@@ -200,21 +209,6 @@ class StatsCollector:
             if reached > item.start:
                 self.recomputed_tokens += min(reached, end) - item.start
             self._reached[request_id] = max(reached, end)
-
-    def _count_tail_waste(self, output: SchedulerOutput, running: Sequence[Request], kv_cache: KVCacheManager) -> None:
-        # Tokens in the cache after this step, whether or not the scheduler has advanced the requests already.
-        tokens_after = {item.request.request_id: item.start + item.num_tokens for item in output.scheduled}
-        unused_by_block: dict[int, int] = {}
-        for request in running:
-            block_ids = kv_cache.block_ids(request.request_id)
-            if not block_ids:
-                continue
-            num_tokens = tokens_after.get(request.request_id, request.num_computed_tokens)
-            unused = len(block_ids) * self._block_size - num_tokens
-            unused_by_block[block_ids[-1]] = min(unused, unused_by_block.get(block_ids[-1], unused))
-        self._waste_slots += sum(unused_by_block.values())
-        self._used_slots += kv_cache.pool.num_used * self._block_size
-        self._waste_steps += 1
 
 
 def _nearest_rank(values: Sequence[float], quantile: float) -> float:

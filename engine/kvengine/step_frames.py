@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from math import nan
 from typing import Self
 
+from kvengine.allocators.protocol import EngineScheduler
 from kvengine.block_ledger import BlockLedger, StepBlocks
-from kvengine.kv_groups.kinds import FullAttention
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
-from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.table_changes import ToldTables
 from kvengine.telemetry.schema import (
@@ -69,15 +68,14 @@ class StepFrames:
     The cost of a delta grows with what the step scheduled and changed, never with the pool or the queue.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: EngineScheduler) -> None:
         self.seq = 0
         self._step = 0
         self._scheduler = scheduler
         sizes = scheduler.kv_cache.sizes
         self._block_sizes = sizes.block_sizes
         self._ledger = BlockLedger(scheduler.kv_cache.pool)
-        only_grows = len(sizes.groups) == 1 and isinstance(sizes.groups[0], FullAttention)
-        self._told = None if only_grows else ToldTables()
+        self._told = None if scheduler.kv_cache.tables_only_grow else ToldTables()
         self._tracked: dict[RequestId, _Tracked] = {}
         self._num_handles = 0
         self._arrived: list[RequestState] = []
@@ -86,7 +84,7 @@ class StepFrames:
         """Stream time of the step before; equal to nothing before the first."""
 
     @classmethod
-    def before_first_step(cls, scheduler: Scheduler, queued: Sequence[tuple[Request, float]]) -> Self:
+    def before_first_step(cls, scheduler: EngineScheduler, queued: Sequence[tuple[Request, float]]) -> Self:
         """A stream that begins with an empty pool: its first delta lists all that the first step changed.
 
         Args:
@@ -98,7 +96,7 @@ class StepFrames:
         return frames
 
     @classmethod
-    def after_step(cls, scheduler: Scheduler, num_steps: int, *, withheld: frozenset[int] = frozenset()) -> Self:
+    def after_step(cls, scheduler: EngineScheduler, num_steps: int, *, withheld: frozenset[int] = frozenset()) -> Self:
         """A stream that begins with what the scheduler holds after so many steps."""
         frames = cls(scheduler)
         frames.withhold(withheld)
