@@ -168,7 +168,7 @@ def _more_memory(plan: Plan) -> Iterator[_Change]:
     needed = needs.available_kv_bytes
     without_card = None if memory.gpu is not None and needed > memory.gpu.total_bytes else memory.gpu
     yield _Change(
-        option=f"--available-kv {needed // MIB}MiB" if needed % MIB == 0 else f"--available-kv {needed}",
+        option=f"--available-kv {needed // MIB}MiB" if needed % MIB == 0 else f"--available-kv {needed}B",
         inputs=replace(plan.inputs, memory=replace(memory, available_kv_bytes=needed, gpu=without_card)),
     )
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import msgspec
 
 from kvengine.errors import ConfigError
-from kvengine.units import parse_bytes
+from kvengine.units import MIB, parse_bytes
 
 T = TypeVar("T")
 _PathToken = str | int
@@ -133,7 +133,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def _decode_extra(kind: type, value: object) -> object:
     if kind is ByteSize and isinstance(value, int | str) and not isinstance(value, bool):
         try:
-            return ByteSize(parse_bytes(str(value)))
+            return ByteSize(parse_bytes(str(value), least_without_unit=MIB))
         except ConfigError as error:
             raise ValueError(error.message) from None
     raise ValueError(f"Expected a size in bytes, got `{type(value).__name__}`")

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvengine.errors import ConfigError, DeviceError, KVError, TelemetryError
+from kvengine.command_line import EXIT_BUG, exit_code_of, prepare_streams, usage_problem_of, version_text
+from kvengine.errors import ConfigError, DeviceError, TelemetryError
+from kvengine.plain_text import plain_json
 from kvengine.telemetry.reader import Attachment
 from kvengine.telemetry.recording import Recording
 from kvtop.targets import TOKEN_VARIABLE, EventsWanted, Opened, Server, open_target, running_engines
@@ -14,9 +16,13 @@ from kvtop.targets import TOKEN_VARIABLE, EventsWanted, Opened, Server, open_tar
 if TYPE_CHECKING:
     from kvtop.sources.base import Source
 
-EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED = 2, 70, 130
-
 app = typer.Typer(name="kvtop", add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"{version_text('kvtop')}\n")
+        raise typer.Exit
 
 
 @app.command()
@@ -53,6 +59,9 @@ def watch(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Print the state once, as JSON, and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The form of `--once`; there is no other yet.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> int:
     """See the block pool: which request holds which block, step by step."""
     if as_json and not once:
@@ -71,41 +80,17 @@ def watch(
 
 def run() -> None:
     """Run the command line of this process and exit."""
+    prepare_streams()
     sys.exit(main(sys.argv[1:]))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    try:
-        code = typer.main.get_command(app).main(list(arguments), prog_name="kvtop", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except KVError as error:
-        _print_error(error)
-        return error.exit_code
-    except _UsageProblem as error:
-        _print_error(ConfigError(_usage_message(error), hint="kvtop --help"))
-        return EXIT_USAGE
-    except (KeyboardInterrupt, typer.Abort):
-        return EXIT_INTERRUPTED
-    except Exception:  # noqa: BLE001
-        import traceback
 
-        traceback.print_exc()
-        return EXIT_BUG
+    def command() -> object:
+        return typer.main.get_command(app).main(list(arguments), prog_name="kvtop", standalone_mode=False)
 
-
-# What typer raises for a wrong command line: it exports only the most special of these errors.
-_UsageProblem: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
-
-
-def _usage_message(error: Any) -> str:
-    return str(error.format_message())
-
-
-def _print_error(error: KVError) -> None:
-    sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-    if error.hint:
-        sys.stderr.write(f"hint: {' '.join(error.hint.split())}\n")
+    return exit_code_of("kvtop", command, usage_problem=usage_problem_of(typer.BadParameter))
 
 
 def _check_events(events: EventsWanted) -> None:
@@ -200,4 +185,4 @@ def _print_once(target: str | None, *, partial: bool, events: EventsWanted) -> N
 
     from kvtop.once import once_as_json
 
-    sys.stdout.write(once_as_json(opened) + "\n")
+    sys.stdout.write(plain_json(once_as_json(opened)) + "\n")

@@ -35,12 +35,13 @@ def round_up(value: int, multiple: int) -> int:
     return cdiv(value, multiple) * multiple
 
 
-def parse_bytes(text: str, *, where: str = "") -> int:
+def parse_bytes(text: str, *, where: str = "", least_without_unit: int = 1) -> int:
     """Read a size in bytes, rounding a fraction of a byte down.
 
     Args:
         text: `52.32GiB`, `80GB`, `81559 MiB` or a plain number of bytes.
         where: What the size is for, named in the error.
+        least_without_unit: A smaller number without a unit is one whose unit was forgotten.
 
     Raises:
         ConfigError: The text is not a positive size.
@@ -58,6 +59,12 @@ def parse_bytes(text: str, *, where: str = "") -> int:
     size_bytes = int(Decimal(match.group(1)) * _BYTES_PER_UNIT[unit])
     if size_bytes <= 0:
         raise ConfigError(f"expected a size greater than 0, got {text!r}", where=where)
+    if not unit and size_bytes < least_without_unit:
+        raise ConfigError(
+            f"a number without a unit is bytes, and {size_bytes:,} of them are too few, got {text!r}; "
+            f"{text.strip()}GiB, perhaps",
+            where=where,
+        )
     return size_bytes
 
 

@@ -174,7 +174,7 @@ def budget(
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for marginal too.")] = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """KV budget of a model on a GPU: where the memory goes, blocks, capacity, verdict.

@@ -18,9 +18,7 @@ KernelsOption = Annotated[
 ]
 
 
-def doctor(
-    kernels: KernelsOption = False, output_format: FormatOption = Format.TABLE, as_json: JsonOption = False
-) -> None:
+def doctor(kernels: KernelsOption = False, output_format: FormatOption = None, as_json: JsonOption = False) -> None:
     """Say what this machine and this installation can do: GPU, driver, torch, triton, and clashing names."""
     if kernels:
         _show_kernels(chosen_format(output_format, as_json))

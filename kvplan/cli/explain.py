@@ -17,7 +17,7 @@ def explain_log(
     log: Annotated[
         str, typer.Argument(metavar="LOG", help="A start-up log of vLLM or SGLang, whole or in part; - reads stdin.")
     ],
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain a start-up log: where the memory went, whether the figures agree, why, and what to change."""

@@ -1,21 +1,15 @@
-"""The command `kvplan`: finds the subcommand, runs it, and turns errors into one line and an exit code."""
+"""The command `kvplan`: finds the subcommand and runs it."""
 
-import errno
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from io import TextIOWrapper
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
 
-from kvengine.errors import ConfigError, KVError
+from kvengine.command_line import exit_code_of, prepare_streams, usage_problem_of
 from kvplan.cli.lean import LeanCommand, LeanGroup
-from kvplan.cli.output import print_error
-
-EXIT_USAGE, EXIT_BUG, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 70, 130, 141
 
 
 class _Entry(NamedTuple):
@@ -63,52 +57,37 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from kvengine.command_line import version_text
+        from kvplan.cli.output import print_text
+
+        print_text(version_text("kvplan"))
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Plan KV-cache memory, then run a live paged engine to see that the plan holds."""
 
 
 def run() -> None:
     """Run the command line of this process and exit."""
-    if sys.stdout is None:  # closed by the caller, who wants the exit code alone
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without our signs gets question marks, not a traceback
+    prepare_streams()
     sys.exit(main(sys.argv[1:]))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
-    try:
-        code = typer.main.get_command(app).main(list(arguments), prog_name="kvplan", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except KVError as error:
-        print_error(error)
-        return error.exit_code
-    except _UsageProblem as error:
-        return _explain_usage(error)
-    except (KeyboardInterrupt, typer.Abort):
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return _stop_writing()
-    except OSError as error:
-        return _explain_system_error(error)
-    except SystemExit as leaving:
-        # typer leaves by itself when it sees a broken pipe first.
-        if isinstance(leaving.__context__, BrokenPipeError):
-            return _stop_writing()
-        raise
-    except Exception:  # noqa: BLE001
-        import traceback
 
-        traceback.print_exc()
-        return EXIT_BUG
+    def command() -> object:
+        return typer.main.get_command(app).main(list(arguments), prog_name="kvplan", standalone_mode=False)
 
-
-# What typer raises for a wrong command line: it exports only the most special of these errors.
-_UsageProblem: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+    return exit_code_of("kvplan", command, usage_problem=usage_problem_of(typer.BadParameter))
 
 
 def _load(name: str, entry: _Entry) -> Any:
@@ -121,30 +100,3 @@ def _load(name: str, entry: _Entry) -> Any:
         command = typer.main.get_command(single)
     command.name = name
     return command
-
-
-def _explain_usage(error: Any) -> int:
-    """Turn typer's message into one line; a command without arguments shows its help page."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        sys.stdout.write(f"{error.format_message()}\n")
-        return EXIT_USAGE
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "kvplan"
-    # pydantic puts its own kind of error before the words.
-    message = error.format_message().replace("Value error, ", "")
-    print_error(ConfigError(message, hint=f"{command} --help"))
-    return EXIT_USAGE
-
-
-def _explain_system_error(error: OSError) -> int:
-    """Say in one line what the system refused: a folder without permission, a deleted one, a full disk."""
-    if error.filename is None and error.errno == errno.ENOSPC:
-        _stop_writing()
-    print_error(ConfigError(error.strerror or str(error), where=str(error.filename or "")))
-    return EXIT_USAGE
-
-
-def _stop_writing() -> int:
-    """Leave quietly when nothing can be written any more; the interpreter must not flush into it again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-    return EXIT_BROKEN_PIPE

@@ -6,10 +6,12 @@ from typing import Annotated, TypeVar
 import typer
 
 from kvengine.errors import ConfigError
-from kvengine.units import parse_bytes
+from kvengine.units import MIB, parse_bytes
 from kvplan.cli.output import Format
 
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result on stdout.")]
+FormatOption = Annotated[
+    Format | None, typer.Option("--format", help="Form of the result on stdout.  [default: table]", show_default=False)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 
 _MAX_COUNT = 2**40
@@ -18,10 +20,11 @@ _Choice = TypeVar("_Choice")
 
 
 def read_size(option: str, text: str | None) -> int | None:
-    """Read `52.32GiB`, `80GB` or a number of bytes."""
+    """Read `52.32GiB`, `80GB` or a number of bytes; fewer than a MiB of them lack their unit."""
     if text is None:
         return None
-    size_bytes = parse_bytes(text, where=option) if len(text) <= 40 else _MAX_SIZE_BYTES + 1
+    is_long = len(text) > 40
+    size_bytes = _MAX_SIZE_BYTES + 1 if is_long else parse_bytes(text, where=option, least_without_unit=MIB)
     if size_bytes > _MAX_SIZE_BYTES:
         raise ConfigError(f"expected a size of at most 1 EiB, got {text[:40]!r}", where=option)
     return size_bytes

@@ -7,14 +7,11 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from kvengine.errors import KVError
+from kvengine.errors import ConfigError
+from kvengine.plain_text import one_line, plain, plain_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-
-
-# What a file says must not steer the terminal that shows it.
-_WITHOUT_CONTROLS = dict.fromkeys([*range(32), *range(127, 160)], "�")
 
 
 class Format(StrEnum):
@@ -25,14 +22,29 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-def chosen_format(output_format: Format, as_json: bool) -> Format:
-    """Resolve `--format` and its short form `--json`."""
-    return Format.JSON if as_json else output_format
+def chosen_format(output_format: Format | None, as_json: bool) -> Format:
+    """Resolve `--format` and its short form `--json`; a table where neither was typed.
+
+    Raises:
+        ConfigError: They contradict each other.
+    """
+    refuse_two_forms(output_format, as_json)
+    return Format.JSON if as_json else output_format or Format.TABLE
+
+
+def refuse_two_forms(output_format: StrEnum | None, as_json: bool) -> None:
+    """Refuse `--json` beside another `--format`.
+
+    Raises:
+        ConfigError: They contradict each other.
+    """
+    if as_json and output_format not in (None, Format.JSON.value):
+        raise ConfigError(f"--json and --format {output_format} contradict each other", hint="give one of them")
 
 
 def print_json(document: Mapping[str, object]) -> None:
     """Print one JSON document; equal documents are equal byte for byte."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(plain_json(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
 
 
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
@@ -48,10 +60,10 @@ def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def csv_cell(value: object) -> str:
-    """Write a value as JSON does, text without quotes and nothing for None."""
+    """Write a value as JSON does, text without quotes and nothing for None; text that steers no terminal."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value)
+    return plain(value) if isinstance(value, str) else json.dumps(value)
 
 
 def flat_rows(document: object, path: str = "") -> list[tuple[str, object]]:
@@ -64,16 +76,20 @@ def flat_rows(document: object, path: str = "") -> list[tuple[str, object]]:
 
 
 def print_text(text: str) -> None:
-    """Print text as it is."""
-    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    """Print text as it is, but for what would steer a terminal."""
+    sys.stdout.write(plain(text if text.endswith("\n") else f"{text}\n"))
 
 
 def print_rich(*renderables: "RenderableType") -> None:
     """Print tables and text, coloured on a terminal and plain elsewhere."""
+    from rich.segment import Segment, Segments
+
     console = stdout_console()
     with console.capture() as capture:
         for renderable in renderables:
-            console.print(renderable)
+            rendered = console.render_lines(renderable, pad=False, new_lines=True)
+            segments = (segment for line in rendered for segment in line)
+            console.print(Segments(Segment(plain(text), style, control) for text, style, control in segments), end="")
     # Columns are padded to their width; away from a terminal the blanks at line ends help nobody.
     lines = capture.get().split("\n")
     sys.stdout.write("\n".join(lines if console.is_terminal else [line.rstrip() for line in lines]))
@@ -99,19 +115,8 @@ def stderr_console() -> "Console":
 
 
 def print_note(text: str) -> None:
-    """Tell something beside the result, on stderr."""
-    sys.stderr.write(f"note: {text}\n")
-
-
-def print_error(error: KVError) -> None:
-    """Print what went wrong and what to do about it, on stderr, a line each; without a stderr the exit code says it."""
+    """Tell something beside the result, on stderr; without a stderr nobody is told."""
     if sys.stderr is None:
         return
     with suppress(OSError):
-        sys.stderr.write(f"error: {_one_line(str(error))}\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {_one_line(error.hint)}\n")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).translate(_WITHOUT_CONTROLS)
+        sys.stderr.write(f"note: {one_line(text)}\n")

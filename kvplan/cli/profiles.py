@@ -27,9 +27,7 @@ def _root() -> None:
 
 
 @app.command("list", cls=LeanCommand)
-def list_profiles(
-    kind: KindArgument = None, output_format: FormatOption = Format.TABLE, as_json: JsonOption = False
-) -> None:
+def list_profiles(kind: KindArgument = None, output_format: FormatOption = None, as_json: JsonOption = False) -> None:
     """List the profiles that are found. The nearest folder wins where a name appears twice."""
     profiles = _profiles(kind)
     rows = [_row(profile) for profile in profiles]
@@ -45,7 +43,7 @@ def list_profiles(
 @app.command("show", cls=LeanCommand)
 def show_profile(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of a profile; gpus/l4 where two kinds share a name.")],
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a profile says, and where it was found."""
@@ -67,9 +65,7 @@ def show_profile(
 
 
 @app.command("check", cls=LeanCommand)
-def check_profiles(
-    kind: KindArgument = None, output_format: FormatOption = Format.TABLE, as_json: JsonOption = False
-) -> None:
+def check_profiles(kind: KindArgument = None, output_format: FormatOption = None, as_json: JsonOption = False) -> None:
     """Read every profile as the commands would; exit 2 if one is not valid."""
     from kvplan.profile_check import find_problem
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvplan.cli.options import JsonOption
-from kvplan.cli.output import Format, print_note, stdout_console
+from kvplan.cli.output import Format, print_note, print_text, refuse_two_forms
 
 
 class ReportFormat(StrEnum):
@@ -27,9 +27,10 @@ def report_results(
     everything: Annotated[
         bool, typer.Option("--all", help="Also points of profiles that have changed since, each apart.")
     ] = False,
-    output_format: Annotated[ReportFormat, typer.Option("--format", help="Form of the report on stdout.")] = (
-        ReportFormat.TABLE
-    ),
+    output_format: Annotated[
+        ReportFormat | None,
+        typer.Option("--format", help="Form of the report on stdout.  [default: table]", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
     against: Annotated[
         Path | None,
@@ -50,6 +51,8 @@ def report_results(
     from kvplan.report import latest_series, report_markdown, series_title, split_series
     from kvplan.results import ResultsFile, write_text
 
+    refuse_two_forms(output_format, as_json)
+    form = ReportFormat.JSON if as_json else output_format or ReportFormat.TABLE
     with ResultsFile(results, create=False) as file:
         points = file.points()
     if profile is not None:
@@ -69,7 +72,6 @@ def report_results(
 
         with ResultsFile(against, create=False) as file:
             older = [point for group in latest_series(file.points()) for point in group]
-        form = ReportFormat.JSON if as_json else output_format
         if form is ReportFormat.MARKDOWN:
             raise ConfigError("a comparison is a table, json or csv", where="--format")
         print_comparison(compare(older, shown), Format(form.value))
@@ -86,10 +88,9 @@ def report_results(
         print_note(f"{len(shown)} points written to {parquet}")
     if html is not None or parquet is not None:
         return
-    form = ReportFormat.JSON if as_json else output_format
     if form is ReportFormat.MARKDOWN:
         for group in groups:
-            stdout_console().out(f"## {series_title(group, groups)}\n\n{report_markdown(group)}")
+            print_text(f"## {series_title(group, groups)}\n\n{report_markdown(group)}")
     elif form is ReportFormat.TABLE:
         for group in groups:
             print_results(group, Format.TABLE, title=series_title(group, groups))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kvplan.cli.options import FormatOption, JsonOption
-from kvplan.cli.output import Format, chosen_format, print_note, stderr_console
+from kvplan.cli.output import chosen_format, print_note, stderr_console
 
 ProfileArgument = Annotated[str, typer.Argument(help="A YAML file, or the name of a profile.", show_default=False)]
 ResultsOption = Annotated[
@@ -36,7 +36,7 @@ def run_profile(
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run one workload on the live engine: planned beside measured.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvplan.cli.options import FormatOption, JsonOption
-from kvplan.cli.output import Format, chosen_format, print_note, stderr_console
+from kvplan.cli.output import chosen_format, print_note, stderr_console
 from kvplan.cli.run import DebugOption, DryRunOption, ProfileArgument, QuietOption, ResultsOption, SetOption
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def sweep_profile(
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
-    output_format: FormatOption = Format.TABLE,
+    output_format: FormatOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a grid of points: planned beside measured.

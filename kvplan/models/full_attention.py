@@ -108,6 +108,16 @@ _GPT2 = Family(
     tied=True,
     extra_positions=0,
 )
+_GPT_J = replace(
+    _GPT2,
+    defaults=_gpt_defaults(28, 16, 4096, 50400, 2048),
+    attention=Attention(),
+    layer_norms=1,
+    head_bias=YES,
+    tied=False,
+    extra_positions=None,
+)
+"""GPT-J; CodeGen is the same but for how its weights are laid out."""
 _OLMO = Family(
     defaults=defaults(32, 32, 4096, 11008, 50304, 2048),
     attention=_LLAMA_ATTENTION,
@@ -305,15 +315,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             attention=Attention(qkv_bias=Flag(key="add_qkv_bias")),
             feed=Mlp(width=("ffn_hidden_size",)),
         ),
-        "codegen": replace(
-            _GPT2,
-            defaults=_gpt_defaults(28, 16, 4096, 50400, 2048),
-            attention=Attention(),
-            layer_norms=1,
-            head_bias=YES,
-            tied=False,
-            extra_positions=None,
-        ),
+        "codegen": _GPT_J,
         "cohere": Family(
             defaults=defaults(40, 64, 8192, 22528, 256000, 8192),
             layer_norms=1,
@@ -397,15 +399,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             feed=Mlp(matrices=2, bias=YES),
             norm_bias=True,
         ),
-        "gptj": replace(
-            _GPT2,
-            defaults=_gpt_defaults(28, 16, 4096, 50400, 2048),
-            attention=Attention(),
-            layer_norms=1,
-            head_bias=YES,
-            tied=False,
-            extra_positions=None,
-        ),
+        "gptj": _GPT_J,
         "granite": replace(
             LLAMA, defaults=defaults(32, 32, 4096, 11008, 32000, 2048), kinds=listed("layer_types", all_of("full"))
         ),

@@ -140,3 +140,11 @@ def test_a_budget_of_text_options_loads_neither_pydantic_nor_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(("module", "name"), [("kvplan.cli.main", "kvplan"), ("kvtop.cli", "kvtop")])
+def test_each_command_says_its_version(capsys: pytest.CaptureFixture[str], module: str, name: str) -> None:
+    from importlib import import_module, metadata
+
+    assert import_module(module).main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{name} {metadata.version('pagedkv')}\n"

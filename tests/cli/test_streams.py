@@ -1,5 +1,6 @@
 """What the commands do when their streams or folders fail them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -44,6 +45,20 @@ def test_bad_input_is_2_also_where_nobody_can_be_told(redirect: str) -> None:
     assert kvplan("budget", "no-such-model", "--available-kv", "8GiB", redirect=redirect)[0] == 2
 
 
+@pytest.mark.parametrize("redirect", [">&-", ">&- 2>&-"])
+def test_the_view_also_ends_quietly_where_nothing_can_be_written(redirect: str) -> None:
+    script = f'exec "$0" -c "from kvtop.cli import run; run()" --version {redirect}'
+    done = subprocess.run(["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("module", ["kvplan.cli.main", "kvtop.cli"])
+def test_a_full_disk_under_any_command_is_one_line(module: str) -> None:
+    script = f'exec "$0" -c "from {module} import run; run()" --version >/dev/full'
+    done = subprocess.run(["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+
+
 def test_a_deleted_working_folder_is_said_in_one_line(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -60,3 +75,27 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path) 
     assert code == 2
     assert "\x1b" not in stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv"])
+def test_control_characters_of_a_name_do_not_reach_the_terminal_on_stdout(tmp_path: Path, form: str) -> None:
+    config = {
+        "architectures": ["Llama\x1b[31mForCausalLM\x9b31m"],
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    script = 'exec "$0" -c "from kvplan.cli.main import run; run()" budget "$1" --available-kv 8MiB --format "$2"'
+    command = ["sh", "-c", script, sys.executable, str(tmp_path), form]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert done.returncode == 0
+    assert "ForCausalLM" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert "\x9b" not in done.stdout
+    if form == "json":  # escaped there, so that nothing is lost
+        assert json.loads(done.stdout)["model"]["architecture"] == config["architectures"][0]

@@ -266,7 +266,7 @@ def test_a_plan_that_fits_hints_at_more_room_and_one_that_does_not_at_what_fits(
         ("--kv-cache-dtype fp8", "10 blocks instead of 5")
     ]
     options = [hint.option for hint in find_hints(a_plan(4))]
-    assert options == ["--max-model-len 48", "--kv-cache-dtype fp8", "--available-kv 5120"]
+    assert options == ["--max-model-len 48", "--kv-cache-dtype fp8", "--available-kv 5120B"]
 
 
 def test_smaller_steps_are_hinted_at_where_they_make_room() -> None:

@@ -55,3 +55,11 @@ def test_a_fraction_of_a_byte_asks_for_the_unit() -> None:
 )
 def test_a_size_is_printed_in_binary_units(size_bytes: int, text: str) -> None:
     assert format_bytes(size_bytes) == text
+
+
+def test_a_size_whose_unit_was_forgotten_is_refused_where_so_few_bytes_cannot_be_meant() -> None:
+    assert parse_bytes("80") == 80
+    assert parse_bytes("80B", least_without_unit=2**20) == 80
+    assert parse_bytes("1048576", least_without_unit=2**20) == 2**20
+    with pytest.raises(ConfigError, match="80 of them are too few, got '80'; 80GiB, perhaps"):
+        parse_bytes("80", least_without_unit=2**20)

@@ -42,7 +42,7 @@ def select_device(name: DeviceName) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise DeviceError("torch sees no CUDA device", hint="use --device cpu")
+        raise DeviceError("torch sees no CUDA device", hint="device: cpu in the profile, or --set device=cpu")
     return torch.device("cuda")
 
 
