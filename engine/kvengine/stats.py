@@ -131,9 +131,8 @@ class StatsCollector:
     def sampled(self, output: SchedulerOutput, sampled: Mapping[RequestId, int], finished: Sequence[Request]) -> None:
         """Count the new tokens and the requests that ended with them, after `update`."""
         self.output_tokens += len(sampled)
-        for item in output.scheduled:
-            request = item.request
-            if request.num_output_tokens == 1 and request.request_id in sampled:
+        for request, start, num_tokens, _, _ in output.scheduled:
+            if start + num_tokens == request.num_prompt_tokens and request.request_id in sampled:
                 self.prompt_tokens += request.num_prompt_tokens
         self.finished += len(finished)
         for request in finished:
@@ -203,12 +202,13 @@ class StatsCollector:
         )
 
     def _count_recomputed(self, output: SchedulerOutput) -> None:
-        for item in output.scheduled:
-            request_id, end = item.request.request_id, item.start + item.num_tokens
-            reached = self._reached.get(request_id, 0)
-            if reached > item.start:
-                self.recomputed_tokens += min(reached, end) - item.start
-            self._reached[request_id] = max(reached, end)
+        reached = self._reached
+        for request, start, num_tokens, _, _ in output.scheduled:
+            end, known = start + num_tokens, reached.get(request.request_id, 0)
+            if known > start:
+                self.recomputed_tokens += min(known, end) - start
+                end = max(known, end)
+            reached[request.request_id] = end
 
 
 def _nearest_rank(values: Sequence[float], quantile: float) -> float:
