@@ -80,11 +80,11 @@ def print_text(text: str) -> None:
     sys.stdout.write(plain(text if text.endswith("\n") else f"{text}\n"))
 
 
-def print_rich(*renderables: "RenderableType") -> None:
-    """Print tables and text, coloured on a terminal and plain elsewhere."""
+def print_rich(*renderables: "RenderableType", console: "Console | None" = None) -> None:
+    """Print tables and text, coloured on a terminal and plain elsewhere, on a console of stdout."""
     from rich.segment import Segment, Segments
 
-    console = stdout_console()
+    console = console or stdout_console()
     with console.capture() as capture:
         for renderable in renderables:
             rendered = console.render_lines(renderable, pad=False, new_lines=True)

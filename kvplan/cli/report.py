@@ -62,7 +62,7 @@ def report_results(
             raise ConfigError(f"no points of a profile {profile!r}{did_you_mean(profile, names)}", where=str(results))
     if not points:
         raise ConfigError("holds no finished point yet", where=str(results))
-    if plots and (as_json or output_format is not ReportFormat.TABLE):
+    if plots and form is not ReportFormat.TABLE:
         raise ConfigError("plots stand below tables only; a page with plots: --html FILE", where="--plots")
     groups = split_series(points) if everything else latest_series(points)
     shown = [point for group in groups for point in group]

@@ -61,7 +61,7 @@ def print_whole(table: Table) -> None:
     console = stdout_console()
     unbounded = console.options.update(width=_WIDEST)
     console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
-    console.print(table)
+    print_rich(table, console=console)
 
 
 def _plan_record(plan: PlannedPoint) -> dict[str, object]:
