@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kvengine.block_pool import BlockId, BlockPool
 from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.eviction_policies import EvictionPolicy, usage_queue
 from kvengine.kv_groups.kinds import GroupKind
 from kvengine.presets import VLLM_0_32, EnginePreset
 from kvengine.request import Request, RequestId, SamplingParams
@@ -28,6 +29,7 @@ def an_engine_config(
     prefix_match_unit: int | None = None,
     context_parallel_size: int = 1,
     preset: EnginePreset = VLLM_0_32,
+    eviction_policy: EvictionPolicy = EvictionPolicy.LRU,
 ) -> EngineConfig:
     """Eight usable blocks of four tokens unless told otherwise."""
     return EngineConfig(
@@ -40,6 +42,7 @@ def an_engine_config(
         prefix_match_unit=prefix_match_unit,
         context_parallel_size=context_parallel_size,
         preset=preset,
+        eviction_policy=eviction_policy,
     )
 
 
@@ -66,7 +69,14 @@ def a_request(
     )
 
 
-def a_pool(*, num_blocks: int = 9, evicted: list[BlockId] | None = None, uncached_first: bool = True) -> BlockPool:
+def a_pool(
+    *,
+    num_blocks: int = 9,
+    evicted: list[BlockId] | None = None,
+    uncached_first: bool = True,
+    policy: EvictionPolicy = EvictionPolicy.LRU,
+) -> BlockPool:
     """A pool with ids 1 .. num_blocks - 1; what it evicts is added to `evicted`."""
     gone = evicted if evicted is not None else []
-    return BlockPool(num_blocks, on_evict=gone.extend, uncached_first=uncached_first)
+    queue = usage_queue(policy, num_blocks)
+    return BlockPool(num_blocks, on_evict=gone.extend, uncached_first=uncached_first, queue=queue)

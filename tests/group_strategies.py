@@ -5,6 +5,7 @@ from math import gcd, lcm
 from hypothesis import strategies as st
 
 from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from kvengine.eviction_policies import EvictionPolicy
 from kvengine.kv_groups.kinds import (
     ChunkedLocal,
     CrossAttention,
@@ -137,4 +138,10 @@ def group_configs(draw: st.DrawFn) -> EngineConfig:
         prefix_match_unit=unit,
         context_parallel_size=ranks,
         preset=draw(st.sampled_from([*PRESETS.values()] + [PRESETS["vllm-0.32"]] * 4)),
+        # Not fifo: the order in which groups enter a step's blocks is nobody's business.
+        eviction_policy=draw(
+            st.sampled_from(
+                [EvictionPolicy.LRU] * 3 + [EvictionPolicy.LFU, EvictionPolicy.SLRU, EvictionPolicy.PRIORITY]
+            )
+        ),
     )

@@ -63,6 +63,15 @@ class PairedSchedulers:
         assert aborted is (None if had_ended else self.requests[name])
         self._plain.abort(name)
 
+    def preempt(self, name: str) -> None:
+        runs = self.requests[name].status is RequestStatus.RUNNING
+        assert self.scheduler.preempt(RequestId(name)) is (self.requests[name] if runs else None)
+        self._plain.preempt(name)
+
+    def resize(self, usable: int, *, by_force: bool = False) -> None:
+        self.scheduler.resize_pool(usable, preempt=by_force)
+        self._plain.resize(usable, by_force=by_force)
+
     def step(self, *, abort_while_it_runs: str = "") -> SchedulerOutput:
         output = self.scheduler.schedule()
         plain_step = self._plain.schedule()
@@ -82,7 +91,8 @@ class PairedSchedulers:
         return output
 
     def run_to_the_end(self) -> None:
-        """Every request fits alone, so all of them end, and the pool is then free."""
+        """Every request fits alone into the whole pool, so all of them end, and the pool is then free."""
+        self.resize(self.scheduler.kv_cache.pool.num_blocks - 1)
         # Each step computes a token or preempts; 5,000 is far more than these small workloads can need.
         for _ in range(5_000):
             if not self.scheduler.has_unfinished:
@@ -96,7 +106,8 @@ class PairedSchedulers:
         self.scheduler.check_invariants()
         kv_cache, plain = self.scheduler.kv_cache, self._plain
         pool = kv_cache.pool
-        assert pool.free_blocks() == plain.free_queue
+        assert pool.free_blocks() == plain.free_order()
+        assert (pool.num_withheld, pool.num_to_withhold) == (len(plain.withheld), plain.num_to_withhold)
         cached = [block for block in map(BlockId, range(pool.num_blocks)) if pool.is_cached(block)]
         assert cached == plain.cached_blocks()
         assert sorted(kv_cache.cache_entries()) == plain.cache_entries()

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, lcm
 
-from kvengine.config import EngineConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, SchedulingPolicy, VictimPolicy
+from kvengine.eviction_policies import EvictionPolicy
 from kvengine.request import RequestId
+from tests.plain_eviction import PlainUses
 from tests.plain_groups import NULL, PlainCache, PlainFull, PlainRequest, PlainSizes, PlainState, plain_group
 
 __all__ = ["PlainRequest", "PlainScheduler", "PlainStep"]
@@ -40,6 +42,11 @@ class PlainScheduler:
         self.sizes = PlainSizes(config)
         self.owners = [0] * config.num_blocks
         self.free_queue = list(range(1, config.num_blocks))
+        self.uses = PlainUses(config.eviction_policy, config.num_blocks)
+        self.withheld: list[int] = []
+        self.num_to_withhold = 0
+        self.to_preempt: list[PlainRequest] = []
+        self.takes_by_force = False
         self.cache = PlainCache()
         self.groups = [plain_group(kind, index, config, self.cache) for index, kind in enumerate(config.kv_groups)]
         self.running: list[PlainRequest] = []
@@ -66,6 +73,26 @@ class PlainScheduler:
                 self._free(request)
                 self._remove(request)
 
+    def preempt(self, name: str) -> None:
+        self.to_preempt += [request for request in self.running if request.name == name]
+
+    def resize(self, usable: int, *, by_force: bool) -> None:
+        """Withhold all but so many blocks; some at once, others as they are freed."""
+        wanted = self.config.num_blocks - 1 - usable
+        while len(self.withheld) > wanted:
+            self.free_queue.insert(0, self.withheld.pop())
+        self.num_to_withhold = wanted - len(self.withheld)
+        self.takes_by_force = by_force
+        self._withhold()
+
+    def free_order(self) -> list[int]:
+        """Free blocks, the next to be handed out first."""
+        if self.config.eviction_policy is EvictionPolicy.LRU:
+            return self.free_queue
+        cached = self.cache.blocks()
+        with_content = [block for block in self.free_queue if block in cached]
+        return [block for block in self.free_queue if block not in cached] + self.uses.order(with_content)
+
     def propose(self, name: str, drafts: list[int]) -> None:
         for request in self.running:
             if request.name == name:
@@ -75,6 +102,12 @@ class PlainScheduler:
         step = PlainStep(budget=self.limits.max_num_batched_tokens)
         self.states_of_this_step = []
         self.copies = [[] for _ in self.groups]
+        for request in self.to_preempt:
+            if request in self.running:
+                self._preempt(request, step)
+        while self.takes_by_force and self.running and self.num_to_withhold:
+            self._preempt(self._victim(), step)
+        self.to_preempt, self.takes_by_force = [], False
         index = 0
         while index < len(self.running) and step.budget > 0:
             request = self.running[index]
@@ -135,14 +168,25 @@ class PlainScheduler:
             end = request.computed + count
             if self._blocks_to_grow(request, end) <= len(self.free_queue):
                 break
-            victim = self.running[-1]
-            if self.limits.policy is SchedulingPolicy.PRIORITY:
-                victim = max(self.running, key=PlainRequest.urgency)
+            victim = self._victim()
             self._preempt(victim, step)
             if victim is request:
                 return False
         self._give(request, count, step)
         return True
+
+    def _victim(self) -> PlainRequest:
+        policy = self.limits.victim_policy
+        if policy is None:
+            by_priority = self.limits.policy is SchedulingPolicy.PRIORITY
+            policy = VictimPolicy.PRIORITY if by_priority else VictimPolicy.LAST_ARRIVED
+        if policy is VictimPolicy.PRIORITY:
+            return max(self.running, key=PlainRequest.urgency)
+        if policy is VictimPolicy.LAST_ARRIVED:
+            return self.running[-1]
+        losses = [sum(self.owners[block] == 1 for table in one.tables for block in table) for one in self.running]
+        smallest = min([loss for loss in losses if loss], default=0)
+        return next(one for one, loss in list(zip(self.running, losses, strict=True))[::-1] if loss == smallest)
 
     def _admit(self, request: PlainRequest, step: PlainStep) -> bool:
         hit, junction, found = self._lookup(request)
@@ -165,6 +209,7 @@ class PlainScheduler:
         for index, table in enumerate(found):
             for block in table:
                 self._own(block)
+                self.uses.hits[block] += 1
             if hit % self.groups[index].span:
                 request.shared_tails[index] = request.offered[index] = len(table) - 1
         (step.resumed_hits if request.was_preempted else step.first_hits).append((request.name, hit))
@@ -274,6 +319,7 @@ class PlainScheduler:
             self.copies[index].append((source, kept))
             self.states_of_this_step += [content for content, block in self.cache.entries if block == source]
             self.cache.move(source, kept)
+            self.uses.enter([kept])
         missing = ceil(group.slots(request, end) / group.span) - len(table)
         for left in range(missing, 0, -1):
             block = NULL if isinstance(group, PlainState) and left > 1 else self._take()
@@ -299,6 +345,8 @@ class PlainScheduler:
             entered.append((position, end))
             if end % group.span:
                 request.unsaved[index] = request.offered[index] = position
+        cached = self.cache.blocks()
+        self.uses.enter([table[position] for position, _ in entered if table[position] not in cached])
         for position, end in entered:
             self.cache.enter(request.content(index, end), table[position])
             if isinstance(group, PlainState):
@@ -346,6 +394,8 @@ class PlainScheduler:
         self._sort_waiting()
 
     def _free(self, request: PlainRequest) -> None:
+        for block in [block for table in request.tables for block in table]:
+            self.uses.hold(block, request.priority)
         for table in request.tables:
             self.cache.forget([block for block in table if block != NULL], beyond=request.computed)
             self._release([block for block in reversed(table) if block != NULL])
@@ -355,19 +405,33 @@ class PlainScheduler:
         """Drop one owner of each, the first to be reused first."""
         cached = self.cache.blocks()
         head: list[int] = []
+        tail: list[int] = []
+        by_use = self.config.eviction_policy is not EvictionPolicy.LRU
         for block in blocks:
             self.owners[block] -= 1
             if self.owners[block]:
                 continue
-            first = self.config.preset.free_order.keeps_uncached_first(caching=self.config.enable_prefix_caching)
+            first = by_use or self.config.preset.free_order.keeps_uncached_first(
+                caching=self.config.enable_prefix_caching
+            )
             if block not in cached and first:
                 head.append(block)
             else:
-                self.free_queue.append(block)
-        self.free_queue = head + self.free_queue
+                tail.append(block)
+        self.free_queue = head + self.uses.freed(self.free_queue, tail)
+        self._withhold()
+
+    def _withhold(self) -> None:
+        while self.num_to_withhold and self.free_queue:
+            block = self._take()
+            self.owners[block] = 0
+            self.withheld.append(block)
+            self.num_to_withhold -= 1
 
     def _take(self) -> int:
-        block = self.free_queue.pop(0)
+        block = self.free_order()[0]
+        self.free_queue.remove(block)
+        self.uses.taken(block)
         self.cache.forget([block])
         self.owners[block] = 1
         self.written.pop(block, None)
@@ -379,6 +443,7 @@ class PlainScheduler:
             return
         if not self.owners[block]:
             self.free_queue.remove(block)
+            self.uses.taken(block)
         self.owners[block] += 1
 
     def _note_written(self, request: PlainRequest) -> None:

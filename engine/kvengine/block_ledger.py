@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvengine.allocators.protocol import SlotBook
-from kvengine.block_pool import NULL_BLOCK, BlockId
+from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
 from kvengine.telemetry.block_book import pack_column
 from kvengine.telemetry.schema import REF_COUNT_SHIFT, UNKNOWN_PARENT, BlockFlag, Totals
 
@@ -49,16 +49,15 @@ class BlockLedger:
         pool.track_changes()
         pool.take_changes()
         self._pool = pool
+        self._is_withheld = pool.is_withheld if isinstance(pool, BlockPool) else _never
         self._codes = _zeros(pool.num_blocks)
         self._codes[NULL_BLOCK] = BlockFlag.NULL
         self._touched = _zeros(pool.num_blocks)
         self._cached_at = _zeros(pool.num_blocks)
         self._parents = array("I", [UNKNOWN_PARENT]) * pool.num_blocks
         self._hits = _zeros(pool.num_blocks)
-        self._counts = [pool.num_usable, 0, 0, 0, 0]
+        self._counts = [pool.num_blocks - 1, 0, 0, 0, 0]
         """Blocks by `_kind`, but for the null block."""
-        self.withheld: frozenset[int] = frozenset()
-        """Blocks that are kept out of use: told like the null block, and no part of the usable pool."""
         self._unread: Iterable[int] = range(NULL_BLOCK + 1, pool.num_blocks)
         """Blocks to look at besides those in the pool's journal: at first all of them."""
 
@@ -78,8 +77,8 @@ class BlockLedger:
         changes: list[int] = []
         for block in (*self._unread, *pool.take_changes()):
             old = codes[block]
-            if block in self.withheld:
-                new = int(BlockFlag.NULL)
+            if self._is_withheld(BlockId(block)):
+                new = int(BlockFlag.NULL)  # told like the null block, and no part of the usable pool
             else:
                 new = pool.ref_count(BlockId(block)) << REF_COUNT_SHIFT | pool.is_cached(BlockId(block))
             if new == old:
@@ -124,6 +123,10 @@ class BlockLedger:
                 self._hits[block] = 0
                 cached += (block, previous)
         return cached
+
+
+def _never(_block: BlockId, /) -> bool:
+    return False
 
 
 def _zeros(count: int) -> "array[int]":

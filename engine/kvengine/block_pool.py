@@ -1,12 +1,42 @@
 """Who owns which physical block: reference counts, free blocks, and which cached block is given up first."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NewType, cast
+from typing import NewType, Protocol, cast
 
 BlockId = NewType("BlockId", int)
 
 NULL_BLOCK = BlockId(0)
 """Stands for "no block here" in a table; it is never handed out, freed or counted."""
+
+
+class UsageQueue(Protocol):
+    """An eviction queue that orders blocks by how they were used; see `eviction_policies`."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[BlockId]: ...
+
+    def extend(self, blocks: Sequence[BlockId]) -> None:
+        """Take in blocks that were freed, in this order."""
+
+    def remove(self, block: BlockId) -> None:
+        """Take one block out, which is in use again."""
+
+    def take(self, count: int) -> list[BlockId]:
+        """Take out the blocks to be given up first; there must be that many."""
+        ...
+
+    def begin(self, blocks: Sequence[BlockId]) -> None:
+        """Other content has just become findable in these blocks."""
+
+    def hit(self, blocks: Sequence[BlockId]) -> None:
+        """An admission has found these blocks."""
+
+    def held(self, blocks: Sequence[BlockId], priority: int) -> None:
+        """A request of this priority holds these blocks."""
+
+    def check_invariants(self) -> None:
+        """The queue's books balance."""
 
 
 class EvictionQueue:
@@ -81,18 +111,28 @@ class BlockPool:
     only when the stack is empty. In allocation order this is one queue: blocks never used ascend from 1, a freed
     block without content goes to its head and one with content to its tail.
 
-    Invariants (`check_invariants`): a block is free exactly when its `ref_count` is 0 and is then in exactly one of
-    stack and queue, in the queue exactly when it is cached (if uncached blocks are reused first); free + used ==
-    usable.
+    Some blocks may be withheld: they are neither free nor owned, and no part of the usable pool. While more are to be
+    withheld than there are free ones, each block that is freed goes there.
+
+    Invariants (`check_invariants`): a block is free exactly when its `ref_count` is 0 and it is not withheld, and is
+    then in exactly one of stack and queue, in the queue exactly when it is cached (if uncached blocks are reused
+    first); free + used == usable; no block is free while some are still to be withheld.
 
     Args:
         num_blocks: Blocks in the pool, the null block 0 included.
         on_evict: Told which cached blocks were just given up for new content.
         uncached_first: Freed blocks without content are reused before all others; else they join the tail too.
+        queue: What decides which cached block is given up first, if not the one freed first; it takes no others, so it
+            goes with `uncached_first` only.
     """
 
     def __init__(
-        self, num_blocks: int, *, on_evict: Callable[[Sequence[BlockId]], None], uncached_first: bool = True
+        self,
+        num_blocks: int,
+        *,
+        on_evict: Callable[[Sequence[BlockId]], None],
+        uncached_first: bool = True,
+        queue: UsageQueue | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._on_evict = on_evict
@@ -100,7 +140,10 @@ class BlockPool:
         # Twice the owners, plus one if cached: freeing a block then looks at one number (256 blocks: 10 us, not 15).
         self._state = [0] * num_blocks
         self._stack = cast(list[BlockId], list(range(num_blocks - 1, 0, -1)))
-        self._evictable = EvictionQueue(num_blocks)
+        self._uses = queue
+        self._evictable = EvictionQueue(num_blocks) if queue is None else queue
+        self._withheld: dict[BlockId, None] = {}
+        self._num_to_withhold = 0
         self._changes: list[BlockId] | None = None
 
     @property
@@ -110,8 +153,8 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Blocks that can be handed out: all but the null block."""
-        return self._num_blocks - 1
+        """Blocks that can be handed out: all but the null block and those that are withheld."""
+        return self._num_blocks - 1 - len(self._withheld)
 
     @property
     def num_free(self) -> int:
@@ -122,6 +165,25 @@ class BlockPool:
     def num_used(self) -> int:
         """Blocks with at least one owner."""
         return self.num_usable - self.num_free
+
+    @property
+    def num_evictable(self) -> int:
+        """Free blocks with content that can still be hit."""
+        return len(self._evictable) if self._uncached_first else sum(map(self.is_cached, self._evictable))
+
+    @property
+    def num_withheld(self) -> int:
+        """Blocks that are kept out of use."""
+        return len(self._withheld)
+
+    @property
+    def num_to_withhold(self) -> int:
+        """Blocks that will be withheld as soon as their owners free them."""
+        return self._num_to_withhold
+
+    def is_withheld(self, block: BlockId) -> bool:
+        """Whether the block is kept out of use."""
+        return block in self._withheld
 
     def ref_count(self, block: BlockId) -> int:
         """How many owners share the block."""
@@ -204,6 +266,8 @@ class BlockPool:
             self._evictable.extend(hashed)
         if self._changes is not None:
             self._changes += blocks
+        if self._num_to_withhold:
+            self._withhold_free()
 
     def free_in_order(self, blocks: Sequence[BlockId]) -> None:
         """Drop one owner of each block, in the order given; a block may be listed as often as it has owners.
@@ -222,9 +286,33 @@ class BlockPool:
         self._evictable.extend(to_tail)
         if self._changes is not None:
             self._changes += blocks
+        if self._num_to_withhold:
+            self._withhold_free()
+
+    def withhold(self, count: int) -> None:
+        """Keep so many blocks in all out of use: free ones at once, the others as they are freed; 0 gives all back."""
+        assert 0 <= count < self._num_blocks, f"{count} of {self._num_blocks} blocks cannot be withheld"
+        given = [self._withheld.popitem()[0] for _ in range(len(self._withheld) - count)]
+        self._stack += given
+        if self._changes is not None:
+            self._changes += given
+        self._num_to_withhold = count - len(self._withheld)
+        self._withhold_free()
+
+    def note_hits(self, blocks: Sequence[BlockId]) -> None:
+        """Note that an admission has found these blocks; it matters to some eviction policies."""
+        if self._uses is not None:
+            self._uses.hit(blocks)
+
+    def note_holder(self, blocks: Sequence[BlockId], priority: int) -> None:
+        """Note that a request of this priority holds these blocks; it matters to some eviction policies."""
+        if self._uses is not None:
+            self._uses.held(blocks, priority)
 
     def mark_cached(self, blocks: Sequence[BlockId]) -> None:
         """Note that these blocks, which have owners, hold content that can be found by its hash."""
+        if self._uses is not None:
+            self._uses.begin([block for block in blocks if not self.is_cached(block)])
         for block in blocks:
             self._state[block] |= 1
         if self._changes is not None:
@@ -258,6 +346,14 @@ class BlockPool:
         self._on_evict(blocks if self._uncached_first else [block for block in blocks if self._state[block]])
         return blocks
 
+    def _withhold_free(self) -> None:
+        """Withhold free blocks as far as there are any, and some are still to be withheld."""
+        blocks = self.try_allocate(min(self._num_to_withhold, self.num_free)) or ()
+        for block in blocks:
+            self._state[block] = 0
+            self._withheld[block] = None
+        self._num_to_withhold -= len(blocks)
+
     def check_invariants(self) -> None:
         """The pool's books balance; see the class."""
         self._evictable.check_invariants()
@@ -270,7 +366,11 @@ class BlockPool:
             block = BlockId(number)
             count = self.ref_count(block)
             assert count >= 0, f"block {block} has {count} owners"
-            assert (count == 0) == (block in free), f"block {block} has {count} owners, free: {block in free}"
+            is_idle = block in free or block in self._withheld
+            assert (count == 0) == is_idle, f"block {block} has {count} owners, free or withheld: {is_idle}"
+        assert free.isdisjoint(self._withheld), f"a block is free and withheld: {free & self._withheld.keys()}"
+        assert not any(map(self.is_cached, self._withheld)), "a cached block is withheld"
+        assert not (free and self._num_to_withhold), f"{len(free)} blocks are free, {self._num_to_withhold} are wanted"
         assert not any(map(self.is_cached, stack)), "a cached block lies on the stack"
         if self._uncached_first:
             assert all(map(self.is_cached, queue)), "a block without content waits for eviction"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvengine.eviction_policies import EvictionPolicy
 from kvengine.kv_groups.kinds import FullAttention, GroupKind
 from kvengine.presets import VLLM_0_32, EnginePreset
 from kvengine.spec import KVCacheSpec
@@ -13,6 +14,17 @@ class SchedulingPolicy(StrEnum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"
+
+
+class VictimPolicy(StrEnum):
+    """Which running request is preempted when another finds no block."""
+
+    LAST_ARRIVED = "last_arrived"
+    """The last of the running list: whoever was admitted last, and a resumed request was."""
+    PRIORITY = "priority"
+    """The one with the largest priority number, and of equals the one that came last."""
+    FEWEST_BLOCKS_LOST = "fewest_blocks_lost"
+    """The one with the fewest blocks that nobody shares, but at least one; of equals the one admitted last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +47,15 @@ class SchedulerConfig:
     """Admit a request only if blocks for all its current tokens are free now; None leaves it to the preset."""
     num_lookahead_tokens: int = 0
     """Slots that a drafter gets beyond the scheduled tokens of each request."""
+    victim_policy: VictimPolicy | None = None
+    """None for that of the scheduling policy: `last_arrived` of fcfs, `priority` of priority."""
+
+    @property
+    def chosen_victim_policy(self) -> VictimPolicy:
+        """Which running request is preempted first."""
+        if self.victim_policy is not None:
+            return self.victim_policy
+        return VictimPolicy.PRIORITY if self.policy is SchedulingPolicy.PRIORITY else VictimPolicy.LAST_ARRIVED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +78,8 @@ class EngineConfig:
     """Ranks that share a request's tokens: one block id of attention stands for this many blocks."""
     preset: EnginePreset = VLLM_0_32
     """Whose habits the pool and the scheduler have."""
+    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
+    """Which cached block that nobody owns is given up first."""
 
     @property
     def block_size(self) -> int:

@@ -11,8 +11,8 @@ Whoever drives the engine asks before each step:
         engine.step()
         control.stepped()
 
-Blocks that the pool is to lose are taken as they become free and held by nobody; the scheduler then preempts by its own
-rules where requests do not fit any more.
+Blocks that the pool is to lose are withheld as they become free, and the scheduler preempts by its own rules where
+requests do not fit any more; or it is told to preempt at once.
 """
 
 import time
@@ -20,14 +20,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvengine.allocators.protocol import EngineScheduler
-from kvengine.block_pool import BlockId, BlockPool
+from kvengine.block_pool import BlockPool
 from kvengine.clock import Clock
+from kvengine.errors import ConfigError
 from kvengine.request import Request, RequestId
+from kvengine.scheduler import Scheduler
 from kvengine.telemetry.commands import (
     AbortRequest,
     Command,
     NextScene,
     Pause,
+    PreemptRequest,
     ResizePool,
     Resume,
     SetSpeed,
@@ -41,7 +44,7 @@ LOOK_EVERY_S = 0.02
 """How often commands are looked for while the engine waits."""
 MAX_STEPS_PER_S = 1000.0
 MAX_STEPS_AT_ONCE = 10_000
-ACCEPTS = ("pause", "resume", "steps", "speed", "resize", "abort")
+ACCEPTS = ("pause", "resume", "steps", "speed", "resize", "abort", "preempt")
 
 
 class Steered(Protocol):
@@ -49,6 +52,10 @@ class Steered(Protocol):
 
     def abort(self, request_id: RequestId) -> Request | None:
         """Take a request out."""
+        ...
+
+    def preempt(self, request_id: RequestId) -> Request | None:
+        """Preempt a running request with the next step."""
         ...
 
 
@@ -65,10 +72,6 @@ class Commanded(Protocol):
 
     def tell(self, data: bytes) -> None:
         """Send a frame to all viewers."""
-        ...
-
-    def withhold(self, blocks: frozenset[int]) -> None:
-        """Show blocks as kept out of use."""
         ...
 
     @property
@@ -95,8 +98,6 @@ class EngineControl:
         """Steps to take before stopping; None for no end."""
         self._scene = ""
         self._wants_next_scene = False
-        self._limit: int | None = None
-        self._withheld: list[BlockId] = []
         self._engine: Steered | None = None
         self._publisher: Commanded | None = None
         self._told: ControlState | None = None
@@ -116,27 +117,28 @@ class EngineControl:
     def steer(self, engine: Steered, publisher: Commanded) -> None:
         """Take over an engine, and everything that was kept from one before."""
         self._engine, self._publisher = engine, publisher
-        self._limit = None
-        self._withheld.clear()
         self._told = None
 
     def set_scene(self, scene: str) -> None:
         """Say what is shown now."""
         self._scene = scene
 
-    def resize(self, usable_blocks: int) -> str:
-        """Let only so many blocks be handed out; an empty text, or why that cannot be."""
+    def resize(self, usable_blocks: int, *, preempt: bool = False) -> str:
+        """Let only so many blocks be handed out; an empty text, or why that cannot be.
+
+        Args:
+            usable_blocks: How many.
+            preempt: Preempt requests with the next step until the blocks are there.
+        """
         scheduler = self._publisher.scheduler if self._publisher is not None else None
         if scheduler is None:
             return "the engine has not taken a step yet"
-        pool = scheduler.kv_cache.pool
-        if not isinstance(pool, BlockPool):
+        if not isinstance(scheduler, Scheduler) or not isinstance(scheduler.kv_cache.pool, BlockPool):
             return "only a pool of blocks can be made smaller, and this engine hands out memory in another way"
-        most, least = pool.num_usable, _blocks_of_largest(scheduler)
+        most, least = scheduler.kv_cache.pool.num_blocks - 1, _blocks_of_largest(scheduler)
         if not least <= usable_blocks <= most:
             return f"expected {least} (what the largest request needs) to {most} blocks, got {usable_blocks}"
-        self._limit = None if usable_blocks == most else usable_blocks
-        self._withhold(pool)
+        scheduler.resize_pool(usable_blocks, preempt=preempt)
         return ""
 
     def wait_for_turn(self, *, is_idle: bool = False) -> bool:
@@ -165,9 +167,6 @@ class EngineControl:
             self._steps_left -= 1
             if self._steps_left <= 0:
                 self._steps_left, self._is_paused = None, True
-        scheduler = self._publisher.scheduler if self._publisher is not None else None
-        if self._limit is not None and scheduler is not None and isinstance(scheduler.kv_cache.pool, BlockPool):
-            self._withhold(scheduler.kv_cache.pool)
 
     def _is_time(self) -> bool:
         if not self._steps_per_s or self._last_step_s is None:
@@ -201,10 +200,12 @@ class EngineControl:
                 if not 0 <= steps_per_s <= MAX_STEPS_PER_S:
                     return f"expected 0 to {MAX_STEPS_PER_S:g} steps a second, got {steps_per_s:g}"
                 self._steps_per_s = steps_per_s
-            case ResizePool(usable_blocks):
-                return self.resize(usable_blocks)
+            case ResizePool(usable_blocks, preempt):
+                return self.resize(usable_blocks, preempt=preempt)
             case AbortRequest(request_id):
                 return self._abort(RequestId(request_id))
+            case PreemptRequest(request_id):
+                return self._preempt(RequestId(request_id))
             case NextScene():
                 if not self._has_scenes:
                     return "there are no scenes here"
@@ -215,30 +216,25 @@ class EngineControl:
         assert self._engine is not None, "an engine is steered before it is driven"
         return "" if self._engine.abort(request_id) is not None else f"no unfinished request {request_id!r}"
 
-    def _withhold(self, pool: BlockPool) -> None:
-        """Keep back as many free blocks as are still to go, or give back what is too many."""
-        wanted = 0 if self._limit is None else pool.num_usable - self._limit
-        missing = min(wanted - len(self._withheld), pool.num_free)
-        if missing > 0:
-            taken = pool.try_allocate(missing)
-            assert taken is not None, f"{missing} of {pool.num_free} free blocks could not be taken"
-            self._withheld += taken
-        elif missing < 0:
-            given, self._withheld = self._withheld[wanted:], self._withheld[:wanted]
-            pool.free(given)
-        else:
-            return
-        assert self._publisher is not None, "there is a publisher where there is a scheduler"
-        self._publisher.withhold(frozenset(self._withheld))
+    def _preempt(self, request_id: RequestId) -> str:
+        assert self._engine is not None, "an engine is steered before it is driven"
+        try:
+            preempted = self._engine.preempt(request_id)
+        except ConfigError as error:
+            return error.message
+        return "" if preempted is not None else f"no running request {request_id!r}"
 
     def _state(self) -> ControlState:
         scheduler = self._publisher.scheduler if self._publisher is not None else None
-        usable = scheduler.kv_cache.pool.num_usable if scheduler is not None else 0
+        pool = scheduler.kv_cache.pool if scheduler is not None else None
+        num_withheld = num_wanted = 0
+        if isinstance(pool, BlockPool):
+            num_withheld, num_wanted = pool.num_withheld, pool.num_to_withhold
         return ControlState(
             is_paused=self._is_paused,
             steps_per_s=self._steps_per_s,
-            usable_blocks=usable if self._limit is None else self._limit,
-            withheld_blocks=len(self._withheld),
+            usable_blocks=pool.num_usable - num_wanted if pool is not None else 0,
+            withheld_blocks=num_withheld,
             scene=self._scene,
         )
 

@@ -8,7 +8,7 @@ from kvengine.allocators.memory_use import MemoryUse
 from kvengine.allocators.protocol import EngineScheduler
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig
-from kvengine.errors import CapacityError
+from kvengine.errors import CapacityError, ConfigError
 from kvengine.request import Request, RequestId
 from kvengine.runner import ModelRunner
 from kvengine.scheduler import Scheduler
@@ -147,6 +147,16 @@ class Engine:
                 self._publisher.request_aborted(request)
             self._idle_steps = 0
         return request
+
+    def preempt(self, request_id: RequestId) -> Request | None:
+        """Preempt a running request with the next step, though nobody needs its blocks; None if it does not run.
+
+        Raises:
+            ConfigError: The scheduler preempts by its own rules only.
+        """
+        if not isinstance(self._scheduler, Scheduler):
+            raise ConfigError("this engine's scheduler preempts by its own rules only")
+        return self._scheduler.preempt(request_id)
 
     def step(self) -> StepResult:
         """Schedule once, compute what was scheduled, and hand the new tokens back."""

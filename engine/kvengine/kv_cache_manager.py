@@ -9,6 +9,7 @@ from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
 from kvengine.block_table import BlockTable, RequestBlocks
 from kvengine.config import EngineConfig
 from kvengine.errors import CapacityError
+from kvengine.eviction_policies import EvictionPolicy, usage_queue
 from kvengine.kv_groups.agreement import HitSearch, PrefixHit
 from kvengine.kv_groups.copies import StepCopies
 from kvengine.kv_groups.cross import CrossGroup
@@ -64,10 +65,12 @@ class KVCacheManager:
         self._caching = config.enable_prefix_caching
         self._sizes = sizes = group_sizes(config)
         self._cache = PrefixCache(config.num_blocks)
+        self._notes_uses = config.eviction_policy is not EvictionPolicy.LRU
         self._pool = BlockPool(
             config.num_blocks,
             on_evict=self._cache.discard,
-            uncached_first=config.preset.free_order.keeps_uncached_first(caching=self._caching),
+            uncached_first=self._notes_uses or config.preset.free_order.keeps_uncached_first(caching=self._caching),
+            queue=usage_queue(config.eviction_policy, config.num_blocks),
         )
         self._copies = StepCopies(self._pool, len(sizes.groups))
         parts = SharedParts(config=config, sizes=sizes, pool=self._pool, cache=self._cache, copies=self._copies)
@@ -181,6 +184,9 @@ class KVCacheManager:
             return None
         tables = tuple([group.adopt(blocks, num_hit) for group, blocks in zip(groups, hit.tables, strict=True)])
         held = self._held[request.request_id] = RequestBlocks(tables, junction=hit.junction)
+        if self._notes_uses:
+            for blocks in hit.tables:
+                self._pool.note_hits([block for block in blocks if block])
         taken = [group.grow(table, target) for group, table, target in zip(groups, tables, targets, strict=True)]
         self._settle(request, held, num_hit, num_tokens)
         return taken
@@ -220,6 +226,9 @@ class KVCacheManager:
                 cache, since nothing was written there.
         """
         held = self._held.pop(request.request_id)
+        if self._notes_uses:
+            for table in held.tables:
+                self._pool.note_holder([block for block in table.block_ids if block], request.priority)
         for group, table in zip(self._groups, held.tables, strict=True):
             group.free(table, num_computed_tokens)
 

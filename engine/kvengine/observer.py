@@ -106,7 +106,6 @@ class TelemetryPublisher:
         self._frames: StepFrames | None = None
         """Made for each period in which somebody listens."""
         self._last: tuple[EngineScheduler, StatsCollector] | None = None
-        self._withheld: frozenset[int] = frozenset()
         self._note = ""
         self._servers = [sink for sink in self._sinks if isinstance(sink, ViewerServer)]
         self._num_steps = 0
@@ -182,12 +181,6 @@ class TelemetryPublisher:
         """Say something for people with the next step."""
         self._note = text
 
-    def withhold(self, blocks: frozenset[int]) -> None:
-        """Show blocks as kept out of use from now on."""
-        self._withheld = blocks
-        if self._frames is not None:
-            self._frames.withhold(blocks)
-
     def take_commands(self) -> list[tuple[Command, Callable[[bytes], None]]]:
         """What viewers have asked for since the last call, each with the way to answer."""
         return [command for server in self._servers for command in server.take_commands()]
@@ -224,7 +217,7 @@ class TelemetryPublisher:
         now_s = self._now_s()
         counters = _read_counters(stats)
         if self._frames is None:
-            self._frames = StepFrames.after_step(scheduler, self._num_steps, withheld=self._withheld)
+            self._frames = StepFrames.after_step(scheduler, self._num_steps)
         elif output is not None or self._frames.has_news:
             frame = encode_frame(self._frames.delta(output, finished, counters, now_s, note=self._take_note()))
             for sink in self._sinks:

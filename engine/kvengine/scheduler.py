@@ -14,7 +14,7 @@ from attending to what was never written:
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvengine.allocators.protocol import KVMemory
-from kvengine.block_pool import BlockId
+from kvengine.block_pool import BlockId, BlockPool
 from kvengine.config import EngineConfig, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.feasibility import check_config, check_request, max_num_tokens, never_fits
@@ -22,6 +22,7 @@ from kvengine.kv_cache_manager import KVCacheManager, NewBlocks
 from kvengine.kv_groups.chunk_ends import chunk_ends_for
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
 from kvengine.scheduler_output import Admission, GroupBlocks, ScheduledRequest, SchedulerOutput
+from kvengine.victims import victim_chooser
 from kvengine.waiting_queue import FcfsQueue, PriorityQueue, WaitingQueue
 
 # What `ScheduledRequest(...)` comes to, without 0.2 us of a NamedTuple's own constructor: a fifth of a decode's share.
@@ -65,6 +66,9 @@ class Scheduler:
         self._watermark_blocks = int(config.scheduler.watermark * config.num_blocks)
         self._reserves_whole_prompts = config.reserves_whole_prompts
         self._kv_cache: KVMemory = KVCacheManager(config) if memory is None else memory
+        pool = self._kv_cache.pool
+        self._block_pool = pool if isinstance(pool, BlockPool) else None
+        self._choose_victim = victim_chooser(config.scheduler.chosen_victim_policy, self._kv_cache)
         self._has_groups = len(config.kv_groups) > 1
         self._chunk_ends = chunk_ends_for(self._kv_cache.sizes, config.scheduler)
         self._requests: dict[RequestId, Request] = {}
@@ -74,6 +78,8 @@ class Scheduler:
         self._waiting: WaitingQueue = PriorityQueue() if self._by_priority else FcfsQueue()
         self._num_arrived = 0
         self._num_steps = 0
+        self._to_preempt: list[Request] = []
+        self._takes_blocks_by_force = False
 
     @property
     def kv_cache(self) -> KVMemory:
@@ -129,6 +135,26 @@ class Scheduler:
             self._waiting.note_abort()
         return request
 
+    def preempt(self, request_id: RequestId) -> Request | None:
+        """Preempt a running request with the next step, though nobody needs its blocks; None if it does not run."""
+        request = self._requests.get(request_id)
+        if request is None or request.status is not RequestStatus.RUNNING:
+            return None
+        self._to_preempt.append(request)
+        return request
+
+    def resize_pool(self, usable_blocks: int, *, preempt: bool = False) -> None:
+        """Let only so many blocks be handed out from now on; blocks in use are kept back as they are freed.
+
+        Args:
+            usable_blocks: From 1 to all but the null block.
+            preempt: Do not wait for blocks in use: preempt requests with the next step until there are enough.
+        """
+        pool = self._block_pool
+        assert pool is not None, "only a pool of blocks can be made smaller"
+        pool.withhold(pool.num_blocks - 1 - usable_blocks)
+        self._takes_blocks_by_force = preempt
+
     def never_fits(self, request: Request) -> CapacityError | None:
         """Why a request could never be finished, even alone in an empty pool; None if it could.
 
@@ -161,6 +187,8 @@ class Scheduler:
         """Decide the next step; `update` must follow before the next call."""
         step = _Step(self._limits.max_num_batched_tokens)
         self._kv_cache.begin_step()
+        if self._to_preempt or self._takes_blocks_by_force:
+            self._preempt_as_asked(step)
         self._schedule_running(step)
         if not step.preempted:
             self._admit_waiting(step)
@@ -270,7 +298,7 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int, step: _Step) -> NewBlocks | None:
         """Get slots for a running request, preempting others until there are enough; None if it went itself."""
         while (taken := self._kv_cache.try_extend(request, num_tokens)) is None:
-            victim = self._choose_victim()
+            victim = self._choose_victim(self._running)
             self._preempt(victim, step)
             if victim is request:
                 return None
@@ -278,10 +306,16 @@ class Scheduler:
             step.new_blocks[request.request_id] = taken
         return taken
 
-    def _choose_victim(self) -> Request:
-        if self._by_priority:
-            return max(self._running, key=lambda request: (request.priority, request.arrival_index))
-        return self._running[-1]
+    def _preempt_as_asked(self, step: _Step) -> None:
+        """Preempt whom somebody chose, then as many more as hold blocks that the pool is to lose."""
+        for request in self._to_preempt:
+            if request.status is RequestStatus.RUNNING:
+                self._preempt(request, step)
+        self._to_preempt.clear()
+        if self._takes_blocks_by_force and self._block_pool is not None:
+            while self._running and self._block_pool.num_to_withhold:
+                self._preempt(self._choose_victim(self._running), step)
+        self._takes_blocks_by_force = False
 
     def _preempt(self, victim: Request, step: _Step) -> None:
         """Free a running request's blocks and let it wait; what this step had planned for it is undone."""

@@ -96,10 +96,9 @@ class StepFrames:
         return frames
 
     @classmethod
-    def after_step(cls, scheduler: EngineScheduler, num_steps: int, *, withheld: frozenset[int] = frozenset()) -> Self:
+    def after_step(cls, scheduler: EngineScheduler, num_steps: int) -> Self:
         """A stream that begins with what the scheduler holds after so many steps."""
         frames = cls(scheduler)
-        frames.withhold(withheld)
         frames._step = num_steps
         frames._ledger.start()
         for request in (*scheduler.running, *scheduler.waiting):
@@ -115,10 +114,6 @@ class StepFrames:
     def has_news(self) -> bool:
         """Whether requests came or went since the last frame."""
         return bool(self._arrived or self._aborted)
-
-    def withhold(self, blocks: frozenset[int]) -> None:
-        """Show these blocks as kept out of use from now on."""
-        self._ledger.withheld = blocks
 
     def add(self, request: Request, time_s: float) -> None:
         """Note a request that was queued; the next delta tells of it."""

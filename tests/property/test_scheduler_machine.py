@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy, VictimPolicy
+from kvengine.eviction_policies import EvictionPolicy
 from tests.builders import an_engine_config
 from tests.paired_schedulers import PairedSchedulers
 
@@ -33,7 +34,9 @@ def configs(draw: st.DrawFn) -> EngineConfig:
             policy=draw(st.sampled_from(SchedulingPolicy)),
             watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.4])),
             reserve_full_isl=draw(st.booleans()),
+            victim_policy=draw(st.sampled_from([None, None, *VictimPolicy])),
         ),
+        eviction_policy=draw(st.sampled_from([EvictionPolicy.LRU, *EvictionPolicy])),
     )
 
 
@@ -66,6 +69,12 @@ def test_a_busy_workload_is_decided_as_the_plain_rules_say(config: EngineConfig,
             workload.add_to(pair)
         if pair.requests and chance.random() < 0.1:
             pair.abort(chance.choice(list(pair.requests)))
+        if pair.requests and chance.random() < 0.1:
+            pair.preempt(chance.choice(list(pair.requests)))
+        if chance.random() < 0.1:
+            pair.resize(
+                chance.randint(config.num_blocks * 2 // 3, config.num_blocks - 1), by_force=chance.random() < 0.5
+            )
         for _ in range(chance.randint(1, 3)):
             pair.step()
             pair.check_state()
@@ -89,6 +98,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, choice: random.Random) -> None:
         if self.pair.requests:
             self.pair.abort(choice.choice(list(self.pair.requests)))
+
+    @rule(choice=st.randoms(use_true_random=False))
+    def preempt(self, choice: random.Random) -> None:
+        if self.pair.requests:
+            self.pair.preempt(choice.choice(list(self.pair.requests)))
+
+    @rule(share=st.floats(0.1, 1), by_force=st.booleans())
+    def resize(self, share: float, by_force: bool) -> None:
+        """Down to a single block: requests that do not fit wait until the pool is whole again."""
+        most = self.pair.scheduler.kv_cache.pool.num_blocks - 1
+        self.pair.resize(max(1, int(share * most)), by_force=by_force)
 
     @rule(steps=st.integers(1, 5))
     def run(self, steps: int) -> None:

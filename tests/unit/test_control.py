@@ -19,6 +19,7 @@ from kvengine.telemetry.commands import (
     Command,
     NextScene,
     Pause,
+    PreemptRequest,
     ResizePool,
     Resume,
     SetSpeed,
@@ -103,7 +104,7 @@ def steered(tmp_path) -> Iterator[SteeredEngine]:
 
 def test_a_viewer_is_told_what_is_obeyed_and_how_the_engine_stands(steered):
     hello = steered.wait_for(Hello)
-    assert hello.accepts == ["pause", "resume", "steps", "speed", "resize", "abort"]
+    assert hello.accepts == ["pause", "resume", "steps", "speed", "resize", "abort", "preempt"]
     assert steered.wait_for(ControlState).is_paused
 
 
@@ -147,12 +148,8 @@ def test_a_smaller_pool_hands_out_fewer_blocks_and_preempts_by_itself(steered):
     assert steered.ask(ResizePool(9)).is_done
     steered.ask(TakeSteps(6))
     state = steered.wait_until_stopped()
-    # For their 17th token the first two took five blocks each, after the third was preempted: two are left to keep.
-    assert (state.usable_blocks, state.withheld_blocks) == (9, 2)
-    assert steered.engine.stats.preemptions == 1
-    steered.ask(TakeSteps(4))
-    state = steered.wait_until_stopped()
-    # For the 21st the second was preempted too.
+    # For its 17th token the first takes a fifth block of the third, which is preempted; the other three are kept back.
+    # So the second finds none for its own, and goes too.
     assert (state.usable_blocks, state.withheld_blocks) == (9, 3)
     assert steered.engine.stats.preemptions == 2
     last = next(frame for frame in reversed(steered.frames) if isinstance(frame, Delta))
@@ -179,6 +176,37 @@ def test_a_pool_too_small_for_a_request_is_refused(steered):
 
 def test_before_the_first_step_there_is_no_pool_to_resize(steered):
     assert steered.ask(ResizePool(10)).text == "the engine has not taken a step yet"
+
+
+def test_a_pool_that_shrinks_by_force_preempts_at_once(steered):
+    steered.ask(TakeSteps(4))
+    steered.wait_until_stopped()
+    pool = steered.engine._scheduler.kv_cache.pool
+    # Each computed 9 tokens: three blocks each, nine of twelve. Down to 8 blocks: one of those in use has to go.
+    assert steered.ask(ResizePool(8, True)).is_done
+    assert (pool.num_free, pool.num_used, pool.num_withheld, pool.num_to_withhold) == (0, 9, 3, 1)
+    steered.ask(TakeSteps(1))
+    state = steered.wait_until_stopped()
+    assert (state.usable_blocks, state.withheld_blocks) == (8, 4)
+    assert [request.request_id for request in steered.engine._scheduler.running] == ["a", "b"]
+    steered.engine._scheduler.check_invariants()
+    assert steered.ask(ResizePool(12)).is_done
+    assert (pool.num_usable, pool.num_withheld) == (12, 0)
+
+
+def test_a_chosen_request_is_preempted_with_the_next_step(steered):
+    steered.ask(TakeSteps(2))
+    steered.wait_until_stopped()
+    assert steered.ask(PreemptRequest("a")).is_done
+    assert steered.ask(PreemptRequest("d")).text == "no running request 'd'"
+    steered.ask(TakeSteps(1))
+    steered.wait_until_stopped()
+    assert [request.request_id for request in steered.engine._scheduler.running] == ["b", "c"]
+    # In a step with a preemption nobody is admitted; in the next it comes back, as the last of the running.
+    steered.ask(TakeSteps(1))
+    steered.wait_until_stopped()
+    assert [request.request_id for request in steered.engine._scheduler.running] == ["b", "c", "a"]
+    assert steered.engine.stats.preemptions == 1
 
 
 def test_a_request_is_aborted_by_its_id(steered):

@@ -39,6 +39,8 @@ class ResizePool(msgspec.Struct, frozen=True, array_like=True, tag="resize"):
     """Let only so many blocks be handed out from now on, at most those that there are."""
 
     usable_blocks: int
+    preempt: bool = False
+    """Preempt requests until the blocks are there, instead of keeping them back as they become free."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -47,11 +49,17 @@ class AbortRequest(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     request_id: str
 
 
+class PreemptRequest(msgspec.Struct, frozen=True, array_like=True, tag="preempt"):
+    """Take a running request's blocks away and let it wait, with the next step."""
+
+    request_id: str
+
+
 class NextScene(msgspec.Struct, frozen=True, array_like=True, tag="scene"):
     """Go on to the next scene of a guided demonstration."""
 
 
-Command = Pause | Resume | TakeSteps | SetSpeed | ResizePool | AbortRequest | NextScene
+Command = Pause | Resume | TakeSteps | SetSpeed | ResizePool | AbortRequest | PreemptRequest | NextScene
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Command)
