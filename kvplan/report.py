@@ -1,6 +1,5 @@
 """Results as a table, JSON, CSV or Markdown text: planned beside measured."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -211,7 +210,7 @@ def _notes(points: Sequence[PointResult]) -> list[str]:
         elif point.measured is not None and point.measured.output_tokens != point.planned.output_tokens:
             ended = f"{point.measured.output_tokens:,} of {point.planned.output_tokens:,}"
             notes.append(f"{label}outputs ended early at end-of-sequence tokens: {ended} planned tokens")
-    if len({json.dumps(point.environment, sort_keys=True) for point in points if point.measured is not None}) > 1:
+    if len({_computed_on(point) for point in points if point.measured is not None}) > 1:
         notes.append("the points were measured on different devices or versions; do not compare their times")
     return notes
 
@@ -227,6 +226,14 @@ def _facts(points: Sequence[PointResult]) -> str:
     shown = [f"{key} {show_setting(key, settings[key])}" for key in _FACTS if settings.get(key) not in (None, 1)]
     devices = sorted({point.environment["device"] for point in points if "device" in point.environment})
     return "; ".join([*shown, *(f"measured on {device}" for device in devices)])
+
+
+_COMPUTED_ON = ("pagedkv", "device", "torch", "threads", "server")
+"""Keys of an environment that decide whether times may be compared: not the port of a server, or what its log says."""
+
+
+def _computed_on(point: PointResult) -> tuple[str | None, ...]:
+    return tuple(point.environment.get(key) for key in _COMPUTED_ON)
 
 
 def _last_finish(points: Sequence[PointResult]) -> float:

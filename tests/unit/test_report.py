@@ -76,9 +76,16 @@ def test_outputs_that_ended_early_are_said_to_have() -> None:
 
 
 def test_points_of_different_machines_are_not_to_be_compared() -> None:
-    notes = report_table([a_point(8), a_point(16, environment={"computed_on": "cuda"})]).notes
+    notes = report_table([a_point(8), a_point(16, environment={"device": "cuda (another)"})]).notes
 
     assert any("different devices or versions" in note for note in notes)
+
+
+def test_a_server_that_was_started_anew_is_the_same_server_at_another_port() -> None:
+    ports = [{"server": "vllm 0.32.0", "url": f"http://127.0.0.1:{port}"} for port in (4001, 4002)]
+    notes = report_table([a_point(8, environment=ports[0]), a_point(16, environment=ports[1])]).notes
+
+    assert not any("different devices or versions" in note for note in notes)
 
 
 def test_a_changed_profile_is_never_mixed_with_the_older_one() -> None:
