@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from kvplan.gpu_log import GpuFigures
 from kvplan.latency import Latencies, RequestTimes
 from kvplan.run_profile import ServiceLevel
 from kvplan.timeline import Timeline
@@ -57,6 +58,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     latencies: Latencies | None = None
     timeline: Timeline | None = None
     """Usage of the pool over time."""
+    gpus: GpuFigures | None = None
+    """What the GPUs did meanwhile; None where there are none, or nobody can ask."""
 
     @property
     def prefix_hit_rate(self) -> float | None:
@@ -64,6 +67,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         if not self.admitted_prompt_tokens or self.first_prefix_hit_tokens is None:
             return None
         return self.first_prefix_hit_tokens / self.admitted_prompt_tokens
+
+    @property
+    def output_tokens_per_joule(self) -> float | None:
+        """Output tokens for the energy that the GPUs took."""
+        if self.gpus is None or not self.gpus.power_w_mean or self.output_tokens_per_s is None:
+            return None
+        return self.output_tokens_per_s / self.gpus.power_w_mean
 
     @property
     def goodput_per_s(self) -> float | None:

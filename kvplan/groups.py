@@ -155,6 +155,20 @@ METRICS = (
         of=lambda figures: figures.recomputed_tokens,
     ),
     Metric(
+        key="output_tokens_per_joule",
+        title="output tokens a joule",
+        unit="tokens",
+        higher_is_better=True,
+        of=lambda figures: figures.output_tokens_per_joule,
+    ),
+    Metric(
+        key="gpu_power_w_mean",
+        title="power of the GPUs, mean",
+        unit="W",
+        higher_is_better=None,
+        of=lambda figures: figures.gpus.power_w_mean if figures.gpus else None,
+    ),
+    Metric(
         key="peak_usage",
         title="peak of the pool in use",
         unit="",

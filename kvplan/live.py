@@ -1,6 +1,7 @@
 """A point on the live engine, with a real model, watched through telemetry."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvengine.runner import ModelRunner
 from kvengine.telemetry.runtime_dir import make_private_dir, runtime_dir
 from kvplan.drive import Driver, Progress, RealPace, limit_of
 from kvplan.figures import Figures, count_good
+from kvplan.gpu_log import GpuLog
 from kvplan.point_engine import closing, engine_figures, schedule_of
 from kvplan.prepare import PreparedPoint
 from kvplan.requests.schedule import Schedule
@@ -74,13 +76,15 @@ def run_live(
         stop_token_ids=prepared.model.eos_token_ids if prepared.workload.stop_at_eos else frozenset(),
         progress=progress,
     )
-    error, out_of_time = None, False
+    error, out_of_time, gpus = None, False, GpuLog(pid=os.getpid())
     try:
-        with closing(engine):
+        with closing(engine), gpus:
             out_of_time = driver.run(time_limit=limit_of(profile.time_limit_s, clock)).out_of_time
     except CapacityError as caught:
         error = caught
-    measured = msgspec.structs.replace(_measured(prepared, engine, driver), kv_cache_bytes=runner.cache_bytes)
+    measured = msgspec.structs.replace(
+        _measured(prepared, engine, driver), kv_cache_bytes=runner.cache_bytes, gpus=gpus.figures()
+    )
     return LiveRun(measured=measured, environment=models.environment(), out_of_time=out_of_time, error=error)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvengine.gpu_readings import NOT_ASKED, GpuPicture
 from kvengine.telemetry.engine_reading import EngineReading
 from kvengine.telemetry.history import Event, EventKind, Sample
 from kvengine.telemetry.schema import ControlState, Hello, RequestState, Status
 from kvengine.telemetry.state import StepUpdate
-from kvtop.gpu_readings import NOT_ASKED, GpuPicture
 from kvtop.map_order import MapColour, MapOrder
 from kvtop.picture import Picture
 from kvtop.playback import Playhead

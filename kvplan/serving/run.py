@@ -4,9 +4,10 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -15,6 +16,7 @@ from kvengine.errors import CapacityError, ConfigError
 from kvengine.telemetry.scraper import MetricsEndpoint
 from kvplan.drive import Progress
 from kvplan.figures import Figures, count_good
+from kvplan.gpu_log import GpuLog
 from kvplan.point_engine import schedule_of
 from kvplan.prepare import PreparedPoint
 from kvplan.requests.schedule import Schedule
@@ -68,9 +70,17 @@ def run_served(
         with _server(target, prepared, log) as url:
             endpoint = MetricsEndpoint(url, token=_api_key(target) or None)
             watch = ServerWatch(endpoint)
-            result = asyncio.run(_load(prepared, requests, target, url, watch, progress))
+            gpus = GpuLog(pid=None)
+            with gpus if _is_here(url) else nullcontext():
+                result = asyncio.run(_load(prepared, requests, target, url, watch, progress))
         facts = log_facts(log) if target.command else {}
-    return _served_run(prepared, result, watch, {"url": url, **facts}, len(requests))
+    run = _served_run(prepared, result, watch, {"url": url, **facts}, len(requests))
+    return replace(run, measured=msgspec.structs.replace(run.measured, gpus=gpus.figures()))
+
+
+def _is_here(url: str) -> bool:
+    """Whether a server is on this machine, so that the GPUs here are those that it may use."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from kvengine.gpu_readings import ELSEWHERE, NOTHING_RUNS, GpuWatcher
 from kvengine.telemetry.commands import AbortRequest, NextScene, Pause, ResizePool, Resume, SetSpeed, TakeSteps
 from kvengine.telemetry.commands import Command as EngineCommand
 from kvengine.telemetry.schema import ControlState
 from kvtop import formats
-from kvtop.gpu_readings import ELSEWHERE, NOTHING_RUNS, GpuWatcher
 from kvtop.pacing import Pacer
 from kvtop.screens.prompt import Prompt
 from kvtop.sources.base import Controlled, GpusRead, Source, SourceBroke, StatusChanged

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from textual.message import Message
 
+from kvengine.gpu_readings import GpuPicture
 from kvengine.telemetry.history import Event, Sample
 from kvengine.telemetry.schema import ControlState, Hello, Reply
 from kvengine.telemetry.state import StepUpdate, StreamState
-from kvtop.gpu_readings import GpuPicture
 from kvtop.playback import Playhead
 from kvtop.server_view import ServerPicture
 from kvtop.trends import TrendPoint

@@ -2,10 +2,10 @@
 
 from textual.strip import Strip
 
+from kvengine.gpu_readings import GpuReading
 from kvengine.units import format_bytes
 from kvtop import formats
 from kvtop.glyphs import MISSING
-from kvtop.gpu_readings import GpuReading
 from kvtop.view_model import ViewModel
 from kvtop.widgets.foreign_text import printable
 from kvtop.widgets.line_pane import ListPane

@@ -3,7 +3,7 @@
 import pytest
 from textual.widgets import Input
 
-from kvtop.gpu_readings import GpuPicture, GpuReading
+from kvengine.gpu_readings import GpuPicture, GpuReading
 from kvtop.map_order import MapColour, MapOrder
 from kvtop.screens.help import HelpScreen
 from kvtop.screens.jump import JumpScreen

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from kvtop.gpu_readings import read_gpus
+from kvengine.gpu_readings import read_gpus
 
 
 class NVMLError(Exception):

@@ -1,4 +1,4 @@
-"""What the GPUs of this machine say through NVML, while a view is open; the only file of the view that talks to it."""
+"""What the GPUs of this machine say through NVML, once a second, to a view or to a run that is measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
