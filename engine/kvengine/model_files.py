@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from enum import StrEnum
 from pathlib import Path
 
@@ -42,13 +43,35 @@ def safetensors_files(folder: Path) -> list[Path]:
     Copies of the weights in other forms, such as `consolidated.safetensors` beside shards, are not among them.
 
     Raises:
-        ConfigError: The index is damaged, or a file that it names is not there.
+        ConfigError: The index is damaged, or a file that it, or the numbering of the files, promises is not there.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return _indexed_files(index)
     single = folder / "model.safetensors"
-    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if single.is_file():
+        return [single]
+    files = sorted(folder.glob("*.safetensors"))
+    _check_numbering(files)
+    return files
+
+
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
+"""How a file says which part of how many it is: `model-00002-of-00004`."""
+
+
+def _check_numbering(files: list[Path]) -> None:
+    there: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        if match := _SHARD.fullmatch(file.stem):
+            name, number, count = match.groups()
+            there.setdefault((name, int(count)), set()).add(int(number))
+    for (name, count), numbers in there.items():
+        missing = sorted(set(range(1, count + 1)) - numbers)
+        if missing:
+            message = f"the weights are incomplete: {name}-{missing[0]:05}-of-{count:05}.safetensors is not there"
+            more = f", nor are {len(missing) - 1} others" if len(missing) > 1 else ""
+            raise ConfigError(message + more, where=str(files[0].parent))
 
 
 def _indexed_files(index: Path) -> list[Path]:

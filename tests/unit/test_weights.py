@@ -13,6 +13,7 @@ from kvengine.llama_config import LlamaConfig
 from kvengine.spec import KVDtype
 from kvengine.torch_runner import load_model
 from kvengine.weights import open_weights
+from kvplan.checkpoint import read_stored_weights
 from tests.differential.tiny_llama import a_llama_config, random_llama_weights, save_llama
 
 
@@ -228,3 +229,24 @@ def test_the_index_decides_which_files_are_read(tmp_path: Path) -> None:
     (folder / "unrelated.safetensors").write_bytes(b"broken")
 
     assert load(folder).config.num_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ((1, 3), "the weights are incomplete: model-00002-of-00003.safetensors is not there"),
+        ((2,), "the weights are incomplete: model-00001-of-00003.safetensors is not there, nor are 1 others"),
+    ],
+)
+def test_shards_that_are_missing_without_an_index_are_noticed(
+    there: tuple[int, ...], message: str, tmp_path: Path
+) -> None:
+    folder = a_folder(tmp_path)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").unlink()
+    for number in there:
+        (folder / f"model-{number:05}-of-00003.safetensors").write_bytes(whole)
+
+    assert refused(folder) == f"{folder}: {message}"
+    with pytest.raises(ConfigError, match="the weights are incomplete"):
+        read_stored_weights(folder, float_width=2)
