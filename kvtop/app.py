@@ -1,6 +1,5 @@
 """The app: its themes and screens, and the keys that work on all of them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,7 +7,9 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 
 from kvengine.errors import KVError
-from kvengine.telemetry.reader import Attachment, RunningEngine
+from kvengine.telemetry.engine_list import EngineList
+from kvengine.telemetry.reader import Attachment
+from kvtop.following import FollowEngines
 from kvtop.palette import DARK, DARK_VARIABLES, LIGHT
 from kvtop.screens.help import HelpScreen
 from kvtop.screens.jump import JumpScreen
@@ -16,6 +17,7 @@ from kvtop.screens.picker import EnginePicker
 from kvtop.screens.watch import WatchScreen
 from kvtop.sources.base import Source
 from kvtop.sources.live import LiveSource
+from kvtop.widgets.foreign_text import printable
 
 
 class KvtopApp(App[None]):
@@ -23,10 +25,7 @@ class KvtopApp(App[None]):
 
     Args:
         source: What to watch; None to choose among `engines` first.
-        engines: The running engines, when there are several.
-
-    Attributes:
-        failure: Why the chosen engine could not be watched.
+        engines: Where running engines are looked for, to go from one to another; None where that makes no sense.
     """
 
     CSS_PATH = "kvtop.tcss"
@@ -40,14 +39,15 @@ class KvtopApp(App[None]):
             tooltip="Keys, signs, and what the pane with the focus shows",
             key_display="?",
         ),
+        Binding("e", "engines", "Engines", id="app.engines", tooltip="Choose among the engines that run"),
         Binding("ctrl+o", "jump_to_pane", "Jump", show=False, id="app.jump", tooltip="Go to a pane by its letter"),
         Binding("T", "next_theme", "Theme", show=False, id="app.theme", tooltip="Dark or light"),
         Binding("q,ctrl+c", "quit", "Quit", id="app.quit", tooltip="Leave kvtop; the engine goes on", key_display="q"),
     ]
 
-    def __init__(self, source: Source | None, *, engines: Sequence[RunningEngine] = ()) -> None:
+    def __init__(self, source: Source | None, *, engines: EngineList | None = None) -> None:
         super().__init__()
-        self.failure: KVError | None = None
+        assert source is not None or engines is not None, "there is something to watch, or to choose from"
         self._source = source
         self._engines = engines
 
@@ -68,22 +68,22 @@ class KvtopApp(App[None]):
         if self._source is not None:
             self.push_screen(WatchScreen(self._source))
         else:
-            self.push_screen(EnginePicker(self._engines), self._choose)
+            self.action_engines()
 
-    def _choose(self, path: Path | None) -> None:
-        if path is None:
-            self.exit()
-            return
-        try:
-            self.push_screen(WatchScreen(LiveSource(Attachment.open(path))))
-        except KVError as error:
-            self.failure = error
-            self.exit()
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
+        """Engines are chosen from where there is a list of them."""
+        return self._engines is not None if action == "engines" else True
 
     def action_help(self) -> None:
         """Show every key and sign, and what the pane with the focus shows."""
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen.about(self.screen))
+
+    def action_engines(self) -> None:
+        """Choose another engine."""
+        if self._engines is not None and not isinstance(self.screen, EnginePicker):
+            facts = self.watching.model.facts if self._has_watch else None
+            self.push_screen(EnginePicker(self._engines, facts.pid if facts is not None else None), self._choose)
 
     def action_jump_to_pane(self) -> None:
         """Put a letter on each pane, and go to the one that is typed."""
@@ -93,6 +93,29 @@ class KvtopApp(App[None]):
     def action_next_theme(self) -> None:
         """Dark or light."""
         self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+
+    @property
+    def _has_watch(self) -> bool:
+        return any(isinstance(screen, WatchScreen) for screen in self.screen_stack)
+
+    def _choose(self, path: Path | None) -> None:
+        """Watch the chosen engine in place of the one before."""
+        if path is None:
+            if not self._has_watch:
+                self.exit()
+            return
+        assert self._engines is not None, "it was chosen from a list"
+        try:
+            attachment = Attachment.open(path)
+        except KVError as error:
+            self.notify(printable(error.message), severity="warning", timeout=5)
+            self.action_engines()
+            return
+        watch = WatchScreen(LiveSource(attachment, following=FollowEngines(self._engines)))
+        if self._has_watch:
+            self.switch_screen(watch)
+        else:
+            self.push_screen(watch)
 
     def _focus_pane(self, pane_id: str | None) -> None:
         if pane_id is not None:

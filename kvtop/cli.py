@@ -1,20 +1,34 @@
 """The `kvtop` command: find what to watch, and watch it."""
 
+import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from kvengine.command_line import EXIT_BUG, exit_code_of, prepare_streams, usage_problem_of, version_text
-from kvengine.errors import ConfigError, DeviceError, TelemetryError
-from kvengine.plain_text import plain_json
+from kvengine.errors import ConfigError, KVError, TelemetryError
+from kvengine.plain_text import plain, plain_json
+from kvengine.telemetry.engine_list import EngineList
 from kvengine.telemetry.reader import Attachment
 from kvengine.telemetry.recording import Recording
-from kvtop.targets import TOKEN_VARIABLE, EventsWanted, Opened, Server, open_target, running_engines
+from kvtop.places import Place
+from kvtop.targets import (
+    TOKEN_VARIABLE,
+    EventsWanted,
+    Opened,
+    Server,
+    check_events,
+    open_target,
+    running_engines,
+    source_of,
+)
 
-if TYPE_CHECKING:
-    from kvtop.sources.base import Source
+DUMP_SIZE = "120x40"
+SMALLEST, LARGEST = 20, 1000
+"""Columns or lines of a screen that is dumped."""
 
 app = typer.Typer(name="kvtop", add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -51,14 +65,39 @@ def watch(
     no_kv_events: Annotated[
         bool, typer.Option("--no-kv-events", help="Do not listen to a server's KV events.")
     ] = False,
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-file",
+            metavar="FILE",
+            help="Certificates (PEM) to trust for https:// instead of the system's; SSL_CERT_FILE does the same.",
+        ),
+    ] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Watch guided scenes, acted out by an engine without a model.")
     ] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="Open a recording that was cut off, and show the steps up to there.")
     ] = False,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="PLACE", help="Where to begin in a recording: a time (12.5s) or a step (#120)."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            metavar="FILE",
+            help="Record what is shown; without a terminal, record only, until the engine ends. A server's answers "
+            "become lines of JSON.",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the state once, as JSON, and exit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The form of `--once`; there is no other yet.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The form of `--once`; there is no other.")] = False,
+    dump: Annotated[bool, typer.Option("--dump", help="Print the text of the screen once, and exit.")] = False,
+    size: Annotated[
+        str, typer.Option("--size", metavar="COLUMNSxLINES", help="Of the screen that `--dump` prints.")
+    ] = DUMP_SIZE,
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -66,16 +105,28 @@ def watch(
     """See the block pool: which request holds which block, step by step."""
     if as_json and not once:
         raise ConfigError("--json prints one state, so it goes with --once", hint="kvtop --once --json")
+    _check_exclusive({"--once": once, "--dump": dump, "--record": record is not None})
     events = EventsWanted(live=kv_events, replay=kv_events_replay, is_off=no_kv_events)
-    _check_events(events)
+    check_events(events)
+    place, dump_size = _parse_place(at), _parse_size(size)
     if demo:
-        if target is not None or once:
-            raise ConfigError("--demo brings its own engine: it takes no TARGET and no --once")
-        return _show_demo()
-    if once:
-        _print_once(target, partial=partial, events=events)
-        return 0
-    return _show(target, partial=partial, events=events)
+        if target is not None or once or dump:
+            raise ConfigError("--demo brings its own engine: it takes no TARGET, no --once and no --dump")
+        return _show_demo(record)
+    engines = EngineList()
+    opened = _open(target, engines, partial=partial, events=events, ca_file=ca_file, must_run=once or dump)
+    try:
+        if place is not None and not isinstance(opened, Recording):
+            raise ConfigError("--at is a place in a recording", hint="kvtop FILE --at 12.5s")
+        if once:
+            return _print_once(opened, place)
+        if dump:
+            return _print_dump(opened, place, dump_size)
+        return _show(opened, engines, target, place, record)
+    except KVError:
+        if isinstance(opened, Recording | Attachment):
+            opened.close()
+        raise
 
 
 def run() -> None:
@@ -93,96 +144,131 @@ def main(arguments: Sequence[str]) -> int:
     return exit_code_of("kvtop", command, usage_problem=usage_problem_of(typer.BadParameter))
 
 
-def _check_events(events: EventsWanted) -> None:
-    if events.is_off and events.live is not None:
-        raise ConfigError("--kv-events and --no-kv-events exclude each other")
-    if events.replay is not None and events.live is None:
-        raise ConfigError("--kv-events-replay goes with --kv-events, the address of the live events")
-    for option, address in (("--kv-events", events.live), ("--kv-events-replay", events.replay)):
-        if address is not None and not address.startswith(("tcp://", "ipc://")):
-            raise ConfigError(f"{option}: expected an address such as tcp://127.0.0.1:5557, got {address!r}")
-    if events.live is not None:
-        _require_zmq()
+# What was typed.
 
 
-def _require_zmq() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("zmq") is None:
-        raise DeviceError(
-            "listening to KV events needs pyzmq, which is not installed", hint="pip install 'pagedkv[events]'"
-        )
+def _check_exclusive(given: dict[str, bool]) -> None:
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) > 1:
+        raise ConfigError(f"{names[0]} and {names[1]} exclude each other")
 
 
-def _show(target: str | None, *, partial: bool, events: EventsWanted) -> int:
-    engines = [] if target is not None or events.live is not None else running_engines()
-    only = str(engines[0].path) if len(engines) == 1 else target
-    opened = _open(only, partial=partial, events=events)
+def _parse_place(text: str | None) -> Place | None:
     try:
-        _require_terminal()
-    except TelemetryError:
-        if isinstance(opened, Recording | Attachment):
-            opened.close()
-        raise
+        return Place.parse(text) if text is not None else None
+    except ConfigError as error:
+        raise ConfigError(f"--at: {error.message}") from None
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    columns, _, lines = text.partition("x")
+    if columns.isdecimal() and lines.isdecimal():
+        size = int(columns), int(lines)
+        if all(SMALLEST <= length <= LARGEST for length in size):
+            return size
+    raise ConfigError(f"--size: expected COLUMNSxLINES of {SMALLEST} to {LARGEST} each, such as 120x40, got {text!r}")
+
+
+def _open(
+    target: str | None,
+    engines: EngineList,
+    *,
+    partial: bool,
+    events: EventsWanted,
+    ca_file: Path | None,
+    must_run: bool,
+) -> Opened | None:
+    """What to watch; None to wait for an engine, or to choose among several."""
+    if target is not None:
+        return open_target(target, partial=partial, events=events, ca_file=ca_file)
+    if ca_file is not None:
+        raise ConfigError("--ca-file is for https:// addresses", hint="kvtop https://HOST:PORT --ca-file FILE")
+    if events.live is not None:
+        return Server(endpoint=None, events=events)
+    running = running_engines(engines) if must_run else engines.look()
+    if len(running) > 1 and must_run:
+        names = ", ".join(str(engine.path) for engine in running)
+        raise TelemetryError(f"{len(running)} engines are running: {names}", hint=f"kvtop {running[0].path} --once")
+    return Attachment.open(running[0].path) if len(running) == 1 else None
+
+
+# What is done with it.
+
+
+def _show(
+    opened: Opened | None, engines: EngineList, target: str | None, place: Place | None, record: Path | None
+) -> int:
+    """Open the view; where there is no terminal, only record."""
+    is_choice = opened is None and len(engines.look()) > 1
+    if record is not None and (is_choice or isinstance(opened, Recording)):
+        reason = "several engines run" if is_choice else f"{target} is a recording already"
+        raise ConfigError(f"--record: {reason}", hint="kvtop SOCKET --record FILE")
+    if record is not None and not _has_terminal():
+        if opened is None:
+            raise TelemetryError("no engine is running on this machine, so there is nothing to record")
+        return _record_only(opened, record)
+    _require_terminal()
 
     from kvtop.app import KvtopApp
 
-    view = KvtopApp(_as_source(opened) if opened is not None else None, engines=engines)
+    follows = engines if target is None else None
+    source = None if is_choice else source_of(opened, engines=follows, at=place)
+    if source is not None and record is not None:
+        source.record(record)
+    view = KvtopApp(source, engines=follows)
     view.run()
-    if view.failure is not None:
-        raise view.failure
     return EXIT_BUG if view.return_code else 0  # Textual has printed the traceback of what went wrong
 
 
-def _show_demo() -> int:
+def _show_demo(record: Path | None) -> int:
     _require_terminal()
     from kvtop.app import KvtopApp
     from kvtop.demo_process import DemoProcess
     from kvtop.sources.live import LiveSource
 
     with DemoProcess() as process:
-        view = KvtopApp(LiveSource(process.attach(), reattach=process.attach))
+        source = LiveSource(process.attach(), following=process)
+        source.record(record)
+        view = KvtopApp(source)
         view.run()
     return EXIT_BUG if view.return_code else 0
 
 
-def _require_terminal() -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Textual reads keys from the one and draws on the other
-        raise TelemetryError("the view needs a terminal on stdin and stderr", hint="kvtop --once --json")
-
-
-def _open(target: str | None, *, partial: bool, events: EventsWanted) -> Opened | None:
-    if target is not None:
-        return open_target(target, partial=partial, events=events)
-    return Server(endpoint=None, events=events) if events.live is not None else None
-
-
-def _as_source(opened: Opened) -> "Source":
-    match opened:
-        case Recording():
-            from kvtop.sources.recording import RecordingSource
-
-            return RecordingSource(opened)
-        case Attachment():
-            from kvtop.sources.live import LiveSource
-
-            return LiveSource(opened)
-        case Server():
-            from kvtop.sources.server import ServerSource
-
-            return ServerSource(opened)
-
-
-def _print_once(target: str | None, *, partial: bool, events: EventsWanted) -> None:
-    if target is None and events.live is None:
-        engines = running_engines()
-        if len(engines) > 1:
-            names = ", ".join(str(engine.path) for engine in engines)
-            raise TelemetryError(f"{len(engines)} engines are running: {names}", hint=f"kvtop --once {engines[0].path}")
-        target = str(engines[0].path)
-    opened = _open(target, partial=partial, events=events)
-    assert opened is not None, "there is a target, or an address of events"
-
+def _print_once(opened: Opened | None, place: Place | None) -> int:
     from kvtop.once import once_as_json
 
-    sys.stdout.write(plain_json(once_as_json(opened)) + "\n")
+    assert opened is not None, "an engine runs, or there is another target"
+    sys.stdout.write(plain_json(once_as_json(opened, at=place)) + "\n")
+    return 0
+
+
+def _print_dump(opened: Opened | None, place: Place | None, size: tuple[int, int]) -> int:
+    from kvtop.dump import dump
+
+    assert opened is not None, "an engine runs, or there is another target"
+    end = Place(float("inf"), True)
+    source = source_of(opened, at=(place or end) if isinstance(opened, Recording) else None)
+    sys.stdout.write(plain(dump(source, size)))
+    return 0
+
+
+def _record_only(opened: Opened, path: Path) -> int:
+    from kvtop.record import record
+
+    if isinstance(opened, Attachment):
+        from kvtop.sources.live import LiveSource
+
+        record(LiveSource(opened), path)  # the file ends with this engine
+    else:
+        record(source_of(opened), path)
+    return 0
+
+
+def _has_terminal() -> bool:
+    """Whether Textual has where to read keys from and to draw; in a browser it brings both along."""
+    return "TEXTUAL_DRIVER" in os.environ or (sys.stdin.isatty() and sys.stderr.isatty())
+
+
+def _require_terminal() -> None:
+    if not _has_terminal():
+        raise TelemetryError("the view needs a terminal on stdin and stderr", hint="kvtop --once --json")

@@ -3,12 +3,15 @@
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
 from kvengine.errors import TelemetryError
+from kvengine.telemetry.engine_list import RunningEngine
 from kvengine.telemetry.reader import Attachment
+from kvengine.telemetry.schema import Hello
 
 STARTS_WITHIN_S = 20.0
 LOOK_EVERY_S = 0.05
@@ -42,6 +45,19 @@ class DemoProcess:
             except TelemetryError:
                 time.sleep(LOOK_EVERY_S)
         raise TelemetryError(f"the demonstration did not start: {self._why()}")
+
+    def attach_next(self, last: Hello | None) -> Attachment | None:  # noqa: ARG002
+        """See `Following`: the scene that comes next."""
+        if self._process.poll() is not None:
+            raise TelemetryError(f"the demonstration has ended: {self._why()}")
+        try:
+            return Attachment.open(self._socket)
+        except TelemetryError:
+            return None
+
+    def look(self) -> Sequence[RunningEngine]:
+        """See `Following`: no engine but that of the scenes."""
+        return ()
 
     def stop(self) -> None:
         """End the process and take its folder away."""

@@ -4,8 +4,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from kvengine.gpu_readings import NOT_ASKED, GpuPicture
+from kvengine.telemetry.engine_list import RunningEngine
 from kvengine.telemetry.engine_reading import EngineReading
 from kvengine.telemetry.history import Event, EventKind, Sample
 from kvengine.telemetry.schema import ControlState, Hello, RequestState, Status
@@ -86,6 +88,10 @@ class ViewModel:
     server: ServerPicture | None = None
     control: ControlState | None = None
     """How an engine stands that can be steered."""
+    engines: Sequence[RunningEngine] = ()
+    """The engines that run on this machine, where the source looks for them."""
+    recorded_into: Path | None = None
+    """The file into which the view itself records."""
     gpus: GpuPicture = NOT_ASKED
     facts: Hello | None = None
     pool: Pool | None = None

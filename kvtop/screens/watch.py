@@ -1,26 +1,46 @@
 """One watch: panes around one `ViewModel`, fed by one source."""
 
 import time
-from threading import Thread
+from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widgets import Footer
 
 from kvengine.gpu_readings import ELSEWHERE, NOTHING_RUNS, GpuWatcher
-from kvengine.telemetry.commands import AbortRequest, NextScene, Pause, ResizePool, Resume, SetSpeed, TakeSteps
+from kvengine.telemetry.commands import (
+    AbortRequest,
+    NextScene,
+    Pause,
+    PreemptRequest,
+    ResizePool,
+    Resume,
+    SetSpeed,
+    TakeSteps,
+)
 from kvengine.telemetry.commands import Command as EngineCommand
 from kvengine.telemetry.schema import ControlState
 from kvtop import formats
+from kvtop.feed import Feed
 from kvtop.pacing import Pacer
 from kvtop.screens.prompt import Prompt
-from kvtop.sources.base import Controlled, GpusRead, Source, SourceBroke, StatusChanged
+from kvtop.screens.watch_keys import BLOCKS_ONLY, FRAME_CHOICES_S, KEYS, RECORDING_ONLY, SPEEDS_PER_S, STEERING
+from kvtop.sources.base import (
+    Controlled,
+    EnginesSeen,
+    GpusRead,
+    RecordingChanged,
+    Source,
+    SourceBroke,
+    StartedAnew,
+    StatusChanged,
+)
 from kvtop.sources.live import LiveSource
 from kvtop.sources.recording import ChangeSpeed, Command, RecordingSource, Seek, SeekStep, SeekTime, StepBy, TogglePlay
-from kvtop.view_model import ViewModel
+from kvtop.view_model import Phase
 from kvtop.widgets.block_detail import BlockDetail
 from kvtop.widgets.block_table import BlockTable
 from kvtop.widgets.caption import Caption
@@ -40,30 +60,20 @@ from kvtop.widgets.waste_table import WasteTable
 
 TICK_S = 0.25
 """How often the age is drawn anew, and what was held back."""
-TEXT_EVERY_S = 0.45
-"""Figures and lists change no faster than this while pictures pour in: nobody reads faster, and it halves the work."""
+LISTS_EVERY_S = 0.45
+"""Lists change no faster than this while pictures pour in: nobody reads faster, and it halves the work."""
+SUMMARIES_EVERY_S = 0.95
+"""The same for what changes little from one second to the next: curves, prefixes, waste."""
 MAP_SHARE = 0.3
 """Of the time, at most, to draw the map: millions of blocks whose colours change with each step come less often."""
 MIN_LINES_OF_PANE = 3
 """A pane that is folded to fewer lines is enlarged when it is asked for."""
-FRAME_CHOICES_S = (0.1, 0.2, 0.25, 0.5, 1.0, 2.0)
-PANES_TOOLTIP = "Map, requests, prefixes, trend, events, block, waste, GPU; again: enlarge"
-PANES = (
-    ("1", "map", "Map"),
-    ("2", "requests", "Requests"),
-    ("3", "prefixes", "Prefixes"),
-    ("4", "trend", "Trend"),
-    ("5", "events", "Events"),
-    ("6", "block", "Block"),
-    ("7", "waste", "Waste"),
-    ("8", "gpu", "GPU"),
-)
-RECORDING_ONLY = {"seek", "go_to"}
-STEERING = {"resize": "resize", "abort": "abort", "scene": "scene"}
-"""Actions that an engine has to allow, each with the tag of its command."""
-SPEEDS_PER_S = (0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 100.0, 0.0)
-"""Steps a second to choose from; 0 for as many as there is time for."""
-BLOCKS_ONLY = {"find", "rate"}
+
+
+def recording_path(name: str, *, is_server: bool) -> Path:
+    """A new file in the current folder, named after what is recorded and when."""
+    plain = "".join(sign if sign.isalnum() or sign in "-._" else "-" for sign in name)
+    return Path(f"kvtop-{plain}-{time.strftime('%Y%m%d-%H%M%S')}.{'jsonl' if is_server else 'kvrec'}")
 
 
 class WatchScreen(Screen[None]):
@@ -78,79 +88,19 @@ class WatchScreen(Screen[None]):
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-normal"), (160, "-wide")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-tiny"), (20, "-short"), (32, "-tall"), (38, "-roomy"), (50, "-high")]  # noqa: RUF012
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "pause", "Pause", id="watch.pause", tooltip="Stand still, or go on"),
-        Binding("comma", "step(-1)", "Back", id="watch.back", tooltip="A step back, forward", key_display=","),
-        Binding("full_stop", "step(1)", "Step", id="watch.forward", tooltip="A step back, forward", key_display="."),
-        Binding(
-            "n", "jump(True)", "Next event", id="watch.next", tooltip="Next, previous preemption or eviction burst"
-        ),
-        Binding(
-            "N",
-            "jump(False)",
-            "Previous event",
-            show=False,
-            id="watch.previous",
-            tooltip="Next, previous preemption or eviction burst",
-        ),
-        Binding(
-            "left_square_bracket", "speed(False)", "Slower", show=False, id="watch.slower", tooltip="Slower, faster"
-        ),
-        Binding(
-            "right_square_bracket", "speed(True)", "Faster", show=False, id="watch.faster", tooltip="Slower, faster"
-        ),
-        Binding(
-            "left_curly_bracket",
-            "resize(-1)",
-            "Shrink pool",
-            id="watch.shrink",
-            tooltip="Shrink, grow the pool",
-            key_display="{",
-        ),
-        Binding(
-            "right_curly_bracket",
-            "resize(1)",
-            "Grow pool",
-            id="watch.grow",
-            tooltip="Shrink, grow the pool",
-            key_display="}",
-        ),
-        Binding("X", "abort", "Abort", id="watch.abort", tooltip="End the selected request"),
-        Binding("d", "scene", "Next scene", id="watch.scene", tooltip="Go on to the next scene"),
-        Binding("home", "seek(0)", "Start", show=False, id="watch.start", tooltip="Start, end of the recording"),
-        Binding("end", "seek(1)", "End", show=False, id="watch.end", tooltip="Start, end of the recording"),
-        Binding("t", "go_to", "Go to", show=False, id="watch.go_to", tooltip="Go to a time or a step"),
-        Binding("f", "find", "Find", id="watch.find", tooltip="Find a block or a request"),
-        Binding("minus", "rate(False)", "Rarer", show=False, id="watch.rarer", tooltip="Fewer, more pictures a second"),
-        Binding(
-            "plus", "rate(True)", "More often", show=False, id="watch.oftener", tooltip="Fewer, more pictures a second"
-        ),
-        *[
-            Binding(key, f"pane('{pane_id}')", title, show=False, id=f"watch.{pane_id}", tooltip=PANES_TOOLTIP)
-            for key, pane_id, title in PANES
-        ],
-        Binding(
-            "escape",
-            "leave",
-            "Leave",
-            show=False,
-            id="watch.leave",
-            tooltip="Out of an enlarged pane, a filter, a selection",
-        ),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*KEYS]
 
     def __init__(self, source: Source) -> None:
         super().__init__()
         self.source = source
+        self._feed = Feed(source)
         self._is_stale = False
         self._is_text_due = False
         self._is_map_due = False
-        self._text_drawn_s = 0.0
+        self._lists_drawn_s = self._summaries_drawn_s = 0.0
         self._drawn_s = 0.0
         self._map_pace = Pacer(MAP_SHARE)
-        self.model = model = ViewModel(
-            source_name=source.name, is_recording=source.is_recording, is_server=source.is_server
-        )
+        self.model = model = self._feed.model
         self.state_line = StateLine(model)
         self.map = PoolMap(model)
         self.engines = EngineTotals(model)
@@ -198,19 +148,12 @@ class WatchScreen(Screen[None]):
             self._gpu_watcher.start()
         else:
             self.model.gpus = NOTHING_RUNS if self.model.is_recording else ELSEWHERE
-        Thread(target=self._read, name=self.source.name, daemon=True).start()
+        self._feed.start(self.post_message)
 
     def on_unmount(self) -> None:
         """Let the threads end."""
-        self.source.stop()
+        self._feed.stop()
         self._gpu_watcher.stop()
-
-    def _read(self) -> None:
-        """Run the source on its thread; a daemon, so that nothing waits for a server that does not answer."""
-        try:
-            self.source.run(self.post_message)
-        except Exception as error:  # noqa: BLE001
-            self.post_message(SourceBroke(error))
 
     def on_source_broke(self, message: SourceBroke) -> None:
         """Fail as the source did: a bug is never hidden."""
@@ -235,43 +178,45 @@ class WatchScreen(Screen[None]):
     # What the source says.
 
     def on_news_arrived(self) -> None:
-        """Take what there is; show a newer state unless the view stands still."""
-        news, model = self.source.news, self.model
-        model.take_history(*news.take_history(), news.take_points())
-        server = news.take_server()
-        if server is not None and not model.is_paused:
-            model.take_server(server)
+        """Take what there is, and draw it."""
+        taken = self._feed.take_news()
+        if taken.has_server:
             self._show_server()
-        playhead = news.take_playhead()
-        if playhead is not None:
-            model.playhead = playhead
+        if taken.has_playhead:
             self.playback.update_view()
-        if model.is_paused:
-            return
-        is_new = False
-        while (update := news.take_update()) is not None:
-            model.take_update(update, now_s=time.monotonic())
-            is_new = True
-        if is_new:
+        if taken.has_picture:
             self._show_picture()
 
     def on_status_changed(self, message: StatusChanged) -> None:
         """Show what the source is doing."""
-        self.model.status = message.status
-        self.model.facts = message.facts or self.model.facts
+        self._feed.take(message)
         if message.facts is not None:
             self._gpu_watcher.pid = message.facts.pid
+        if self.model.picture is None:
+            self.map.update_view()
         self._show_age()
 
-    def on_started_anew(self) -> None:
+    def on_started_anew(self, message: StartedAnew) -> None:
         """Show the stream that follows from its beginning."""
-        self.model.start_anew()
+        self._feed.take(message)
+        self.set_class(False, "-steered")
         self._update_panes()
+
+    def on_engines_seen(self, message: EnginesSeen) -> None:
+        """Say how many engines there are to choose from."""
+        self._feed.take(message)
+        self._show_age()
+
+    def on_recording_changed(self, message: RecordingChanged) -> None:
+        """Say what is recorded, and where."""
+        self._feed.take(message)
+        self.notify(printable(message.note), timeout=4)
+        self._show_age()
 
     def on_controlled(self, message: Controlled) -> None:
         """Show how the engine stands; say why it did not do what was asked for."""
+        self._feed.take(message)
         if isinstance(message.frame, ControlState):
-            self.model.control = message.frame
             self.playback.update_view()
             self.set_class(True, "-steered")
         elif not message.frame.is_done:
@@ -361,6 +306,8 @@ class WatchScreen(Screen[None]):
             return self.model.is_recording or (self.model.accepts("steps") and parameters != (-1,))
         if action in RECORDING_ONLY:
             return self.model.is_recording
+        if action == "record":
+            return not self.model.is_recording
         return not self.model.is_server if action in BLOCKS_ONLY else True
 
     def action_pause(self) -> None:
@@ -368,11 +315,13 @@ class WatchScreen(Screen[None]):
         if self.model.is_recording:
             self._command(TogglePlay())
             return
-        if self.model.accepts("pause"):
+        if self.model.accepts("pause") and self.model.status.phase is Phase.LIVE:
             is_paused = self.model.control is not None and self.model.control.is_paused
             self._steer(Resume() if is_paused else Pause())
             return
         self.model.is_paused = not self.model.is_paused
+        if isinstance(self.source, LiveSource):
+            self.source.hold(self.model.is_paused)
         if not self.model.is_paused:
             self.on_news_arrived()
         self._update_panes()
@@ -403,10 +352,17 @@ class WatchScreen(Screen[None]):
 
     def action_abort(self) -> None:
         """End the selected request."""
+        self._steer_selected(AbortRequest)
+
+    def action_preempt(self) -> None:
+        """Let the selected request give up its blocks, and wait again."""
+        self._steer_selected(PreemptRequest)
+
+    def _steer_selected(self, command: type[AbortRequest | PreemptRequest]) -> None:
         if self.model.selected_id is None:
-            self.notify("select the request that is to end", timeout=3)
+            self.notify("select a request first", timeout=3)
         else:
-            self._steer(AbortRequest(self.model.selected_id))
+            self._steer(command(self.model.selected_id))
 
     def action_scene(self) -> None:
         """Go on to the next scene."""
@@ -435,6 +391,14 @@ class WatchScreen(Screen[None]):
     def action_go_to(self) -> None:
         """Ask for a time or a step, and go there."""
         self.app.push_screen(Prompt("go to a time (12.5s, 1m30s) or a step (#120)"), self._go_to)
+
+    def action_record(self) -> None:
+        """Record into a new file in the current folder, or stop."""
+        if self.model.recorded_into is not None:
+            self.source.record(None)
+            return
+        name = self.model.facts.model if self.model.facts is not None else "server"
+        self.source.record(recording_path(name, is_server=self.model.is_server))
 
     def action_find(self) -> None:
         """Ask for a block or a request, and look at it."""
@@ -513,8 +477,8 @@ class WatchScreen(Screen[None]):
         self.set_class(bool(self.model.note), "-captioned")
         self.caption.update_view()
         self._is_text_due = True
-        if self._drawn_s - self._text_drawn_s >= TEXT_EVERY_S:
-            self._update_lists()
+        if self._drawn_s - self._lists_drawn_s >= LISTS_EVERY_S:
+            self._update_lists(with_summaries=self._drawn_s - self._summaries_drawn_s >= SUMMARIES_EVERY_S)
         self._show_age()
 
     def _tick(self) -> None:
@@ -524,6 +488,10 @@ class WatchScreen(Screen[None]):
             self._update_panes()
         self._show_age()
 
+    def show_all(self) -> None:
+        """Draw all that is known, whether or not it is time for it."""
+        self._update_panes()
+
     def _update_panes(self) -> None:
         """Draw all that is due."""
         self._is_map_due = False
@@ -532,11 +500,15 @@ class WatchScreen(Screen[None]):
         self._update_lists()
         self._show_age()
 
-    def _update_lists(self) -> None:
-        self._is_text_due = False
-        self._text_drawn_s = time.monotonic()
+    def _update_lists(self, *, with_summaries: bool = True) -> None:
+        now_s = time.monotonic()
+        self._lists_drawn_s = now_s
+        if with_summaries:
+            self._summaries_drawn_s = now_s
+            self._is_text_due = False
+        summaries = (self.trend, self.prefixes, self.waste, self.gpu)
         for pane in self.panes:
-            if pane.display and pane is not self.map:
+            if pane.display and pane is not self.map and (with_summaries or pane not in summaries):
                 pane.update_view()
 
     def _show_age(self) -> None:

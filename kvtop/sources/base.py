@@ -7,12 +7,14 @@ costs the source nothing.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Protocol
 
 from textual.message import Message
 
 from kvengine.gpu_readings import GpuPicture
+from kvengine.telemetry.engine_list import RunningEngine
 from kvengine.telemetry.history import Event, Sample
 from kvengine.telemetry.schema import ControlState, Hello, Reply
 from kvengine.telemetry.state import StepUpdate, StreamState
@@ -47,6 +49,26 @@ class StatusChanged(Message):
 @dataclass
 class StartedAnew(Message):
     """Another stream follows; nothing of the one before belongs to it."""
+
+    news: "Handover"
+    """Where its news will be."""
+
+
+@dataclass
+class EnginesSeen(Message):
+    """Which engines run on this machine has changed."""
+
+    engines: Sequence[RunningEngine]
+
+
+@dataclass
+class RecordingChanged(Message):
+    """The view's own recording has begun, ended or failed."""
+
+    path: Path | None
+    """The file that is written now."""
+    note: str
+    """What happened, in words."""
 
 
 @dataclass
@@ -110,6 +132,10 @@ class Source(Protocol):
 
     def stop(self) -> None:
         """Make `run` return soon; called on any thread."""
+        ...
+
+    def record(self, path: Path | None) -> None:
+        """Write what is shown into a file from now on, or stop; called on any thread. Recordings do nothing."""
         ...
 
 

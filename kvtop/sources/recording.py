@@ -4,6 +4,7 @@ import queue
 import time
 from bisect import bisect_right
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event as ThreadEvent
 
 from kvengine.errors import TelemetryError
@@ -64,13 +65,18 @@ class RecordingSource:
     """A recording, which may still be growing.
 
     A finished one plays from its beginning; one that is being written is followed at its end.
+
+    Args:
+        recording: The file.
+        start: Position at which to stand still at first; None to play.
     """
 
     is_recording = True
     is_server = False
     is_local = False
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, start: int | None = None) -> None:
+        self._start = start
         self.frame_s = FRAME_S
         self.news = Handover()
         self._recording = recording
@@ -104,6 +110,9 @@ class RecordingSource:
         """Make `run` return within one frame."""
         self._stopped.set()
 
+    def record(self, path: Path | None) -> None:
+        """Nothing: it is recorded already."""
+
     def do(self, command: Command) -> None:
         """Ask for something; called on any thread."""
         self._commands.put(command)
@@ -112,7 +121,9 @@ class RecordingSource:
         self._look_for_more(post)
         if self._is_growing:
             self._playback.go_to(self._playback.last)
-        self._playback.is_playing = True
+        self._playback.is_playing = self._start is None
+        if self._start is not None:
+            self._playback.go_to(self._start)
         last_s = looked_s = time.monotonic()
         while not self._stopped.is_set():
             self._show(post)

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Event as ThreadEvent
 from threading import Lock
 
 import msgspec
 import numpy as np
 
+from kvengine.errors import TelemetryError
 from kvengine.telemetry.engine_reading import EngineReading
 from kvengine.telemetry.event_sources import (
     Address,
@@ -22,8 +24,9 @@ from kvengine.telemetry.metrics import MetricsReading, MetricsState
 from kvengine.telemetry.rates import MetricsHistory, Window
 from kvengine.telemetry.scraper import MetricsEndpoint
 from kvtop.server_view import CacheEvents, MetricsPicture, ServerPicture
-from kvtop.sources.base import Handover, NewsArrived, Post, StatusChanged
+from kvtop.sources.base import Handover, NewsArrived, Post, RecordingChanged, StatusChanged
 from kvtop.sources.events import EventsFollower, EventTarget
+from kvtop.sources.server_recorder import ServerRecorder
 from kvtop.targets import LOOPBACK, Server
 from kvtop.trends import TrendPoint
 from kvtop.view_model import Phase, SourceStatus
@@ -67,6 +70,9 @@ class ServerSource:
         self._post: Post = lambda _: None
         self._origin_s = time.monotonic()
         self._follower = EventsFollower(self._take_events, self._now_s)
+        self._recorder: ServerRecorder | None = None
+        self._wanted_file: Path | None = None
+        self._is_file_new = False
 
     @property
     def is_local(self) -> bool:
@@ -94,13 +100,42 @@ class ServerSource:
                 started_s = time.monotonic()
                 if self._endpoint is not None:
                     self._ask(self._endpoint)
+                self._record()
                 self._stopped.wait(max(self._interval_s - (time.monotonic() - started_s), 0.05))
         finally:
             self._follower.stop()
+            self.record(None)
+            self._record()
 
     def stop(self) -> None:
         """Make `run` return after the answer that it waits for."""
         self._stopped.set()
+
+    def record(self, path: Path | None) -> None:
+        """Write each answer from now on as a line of a new file, or stop; called on any thread."""
+        self._wanted_file, self._is_file_new = path, True
+
+    def _record(self) -> None:
+        try:
+            if self._is_file_new:
+                self._is_file_new = False
+                self._change_file(self._wanted_file)
+            if self._recorder is not None:
+                with self._lock:
+                    picture = self._picture
+                self._recorder.take(picture, self._endpoint.url if self._endpoint is not None else None)
+        except TelemetryError as error:
+            self._recorder = None
+            self._post(RecordingChanged(None, error.message))
+
+    def _change_file(self, path: Path | None) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._post(RecordingChanged(None, f"recorded {self._recorder.path}"))
+            self._recorder = None
+        if path is not None:
+            self._recorder = ServerRecorder(path)
+            self._post(RecordingChanged(path, f"recording into {path}"))
 
     # Metrics.
 

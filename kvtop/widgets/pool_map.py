@@ -29,7 +29,7 @@ from kvtop.map_order import (
 from kvtop.pacing import Pacer
 from kvtop.palette import Palette
 from kvtop.picture import Picture
-from kvtop.view_model import ViewModel
+from kvtop.view_model import Phase, ViewModel
 from kvtop.widgets.foreign_text import as_markup
 from kvtop.widgets.line_pane import LinePane
 
@@ -385,11 +385,15 @@ class PoolMap(LinePane, can_focus=True):
     def _draw_waiting(self, y: int, width: int) -> Strip:
         line = self.line(width)
         if y == 0:
-            no_room = self.model.picture is not None
-            line.add(
-                " too small for the map" if no_room else " waiting for the engine's next step …", self.palette.muted
-            )
+            line.add(self._why_nothing(), self.palette.muted)
         return line.strip()
+
+    def _why_nothing(self) -> str:
+        if self.model.picture is not None:
+            return " too small for the map"
+        if self.model.status.phase is Phase.CHOOSING:
+            return " waiting for an engine: `kvplan run PROFILE` starts one …"
+        return " waiting for the engine's next step …"
 
     def _draw_row(self, row: int) -> list[Segment]:
         """Runs of equal cells, each made once: 12 us for a row of 150 runs."""

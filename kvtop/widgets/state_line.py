@@ -42,6 +42,10 @@ class StateLine(LinePane):
         parts = [Part(0, ((f" {badge} ", style), (f"{model.knowledge} ", palette.muted)))]
         if model.status.detail:
             parts.append(Part(1, ((f" {model.status.detail} ", style),)))
+        if model.recorded_into is not None:
+            parts.append(
+                Part(2, ((" ◉ REC ", palette.bad), (f"{printable(model.recorded_into.name)} ", palette.muted)))
+            )
         if model.is_server:
             return [*parts, *self._server_names()]
         parts.append(Part(1, ((f" {facts.model if facts else model.source_name}", palette.strong),)))
@@ -54,6 +58,8 @@ class StateLine(LinePane):
         parts.append(
             Part(5, ((f"  {model.source_name if model.is_recording else f'pid {facts.pid}'}", palette.muted),))
         )
+        if len(model.engines) > 1:
+            parts.append(Part(4, ((f"  {len(model.engines)} engines run", palette.muted),)))
         size = f"  {facts.num_blocks - 1:,} blocks × {facts.block_size} tokens"
         parts.append(Part(3, ((size, palette.muted),)))
         parts.append(Part(6, ((f" = {format_bytes((facts.num_blocks - 1) * facts.block_bytes)}", palette.muted),)))

@@ -33,8 +33,9 @@ def refusal_of(capsys, *arguments: str) -> list[str]:
     return printed.err.splitlines()
 
 
-def test_without_an_engine_it_says_so_and_what_to_do(capsys):
-    assert refusal_of(capsys) == [
+@pytest.mark.parametrize("option", ["--once", "--dump"])
+def test_without_an_engine_what_prints_once_says_so_and_what_to_do(capsys, option):
+    assert refusal_of(capsys, option) == [
         "error: no engine is running on this machine",
         "hint: start one with `kvplan run PROFILE`, open a recording with `kvtop FILE`, or try `kvtop --demo`",
     ]
@@ -115,7 +116,7 @@ def test_once_prints_an_answer_of_a_server_and_null_for_what_it_does_not_say(cap
     assert (answer["schema"], answer["url"], answer["state"]) == ("kvtop.server/1", f"{address}/metrics", "ok")
     gauges = answer["total"]["gauges"]
     assert (gauges["used_blocks"], gauges["usable_blocks"], gauges["cached_blocks"]) == (42, 100, None)
-    assert tokens == ["Bearer secret"]
+    assert set(tokens) == {"Bearer secret"}
 
 
 def test_a_cut_off_recording_is_named_with_the_way_to_see_the_rest(capsys, run_file):
@@ -151,6 +152,58 @@ def test_once_prints_the_last_state_of_a_recording_as_json(capsys, run_file):
     assert sum(map(len, state["blocks"].values())) == state["engine"]["num_blocks"] == 9
     # Three requests ran to their 9 output tokens, and one was aborted.
     assert (state["counters"]["finished"], state["counters"]["aborted"]) == (3, 1)
+
+
+def test_once_and_dump_show_the_place_that_is_asked_for(capsys, run_file):
+    assert main([str(run_file), "--once", "--at", "#3"]) == 0
+    state = json.loads(capsys.readouterr().out)
+    # a and b take two steps before c and d come; all four run in step 3.
+    assert (state["step"], [request["request_id"] for request in state["requests"]]) == (3, ["a", "b", "c", "d"])
+    # Steps are half a second apart, the first at 0 s.
+    assert main([str(run_file), "--once", "--at", "1.2s"]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 3
+    assert main([str(run_file), "--dump", "--size", "100x30", "--at", "#3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 30
+    assert max(map(len, lines)) <= 100
+    assert "RECORDING" in lines[0]
+    assert "step 3" in lines[0]
+    assert "● run 4" in lines[1]
+
+
+def test_dump_shows_the_end_of_a_recording_unless_told_otherwise(capsys, run_file):
+    assert main([str(run_file), "--dump"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 40
+    assert "run 0" in lines[1]
+    assert any("no request is waiting or running" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--at", "soon"), "--at: expected a time such as 12.5s or 1m30s, or a step such as #120, got 'soon'"),
+        (("--dump", "--size", "12"), "--size: expected COLUMNSxLINES of 20 to 1000 each, such as 120x40, got '12'"),
+        (("--dump", "--size", "9x9"), "--size: expected COLUMNSxLINES of 20 to 1000 each, such as 120x40, got '9x9'"),
+        (("--dump", "--once"), "--once and --dump exclude each other"),
+        (("--dump", "--record", "x.kvrec"), "--dump and --record exclude each other"),
+        (("--record", "x.kvrec"), "--record: {run} is a recording already"),
+        (("--ca-file", "x.pem"), "{run}: --ca-file is for https:// addresses, and this is none"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(capsys, run_file, arguments, error):
+    assert refusal_of(capsys, str(run_file), *arguments)[0] == "error: " + error.format(run=run_file)
+
+
+def test_a_place_is_of_a_recording(capsys):
+    assert refusal_of(capsys, "http://127.0.0.1:9", "--once", "--at", "#1")[0] == (
+        "error: --at is a place in a recording"
+    )
+
+
+def test_a_dump_of_a_server_that_does_not_answer_is_one_line(capsys):
+    (line,) = refusal_of(capsys, "http://127.0.0.1:9", "--dump")
+    assert line == "error: http://127.0.0.1:9: connection refused"
 
 
 def test_json_goes_with_once(capsys):

@@ -1,12 +1,24 @@
 """A running engine in the view: fresh, paused, stale, gone."""
 
-import pytest
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from kvengine.telemetry.reader import RunningEngine
+import pytest
+from msgspec import structs
+
+from kvengine.observer import TelemetryPublisher
+from kvengine.telemetry.engine_list import EngineList
+from kvengine.telemetry.reader import Attachment
+from kvengine.telemetry.recording import Recording
 from kvtop.app import KvtopApp
+from kvtop.following import FollowEngines
 from kvtop.screens.picker import EnginePicker
+from kvtop.sources.live import LiveSource
 from kvtop.view_model import Phase
 from tests.tui.conftest import is_at, shows, text_of, until
+from tests.watched_engine import WatchedEngine
 
 SIZES = [(80, 24), (160, 48)]
 
@@ -102,24 +114,144 @@ async def test_keys_that_move_through_time_are_for_recordings(live_view):
         assert not shown & {"Step", "Back", "Next preemption"}
 
 
-async def test_with_several_engines_one_is_chosen_from_a_list(listening_engine, tmp_path):
-    (path,) = tmp_path.glob("*.sock")
-    engines = [
-        RunningEngine(path=tmp_path / "other.sock", facts=None),
-        RunningEngine(path=path, facts=listening_engine.facts),
-    ]
-    app = KvtopApp(None, engines=engines)
-    async with app.run_test(size=(100, 30)) as pilot:
-        assert isinstance(app.screen, EnginePicker)
-        await pilot.press("down", "enter")
-        listening_engine.step()
-        await until(pilot, lambda: is_at(app, 1))
+@contextmanager
+def an_engine_in(folder: Path, name: str, model: str = "tiny") -> Iterator[WatchedEngine]:
+    """An engine whose socket lies where others are looked for."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    watched = WatchedEngine(
+        publisher=lambda facts, clock: TelemetryPublisher.open(
+            structs.replace(facts, model=model, started_unix_s=time.time()), clock=clock, socket=folder / name
+        )
+    )
+    yield watched
+    watched.engine.close("done")
 
 
-async def test_a_chosen_engine_that_has_gone_ends_the_view_with_the_reason(tmp_path):
-    app = KvtopApp(None, engines=[RunningEngine(path=tmp_path / "gone.sock", facts=None)])
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("enter")
-        await pilot.pause()
-    assert app.failure is not None
-    assert "no such socket" in app.failure.message
+async def test_with_several_engines_one_is_chosen_from_a_list(tmp_path):
+    with an_engine_in(tmp_path / "run", "a.sock", "first"), an_engine_in(tmp_path / "run", "b.sock", "second") as other:
+        app = KvtopApp(None, engines=EngineList(tmp_path / "run"))
+        async with app.run_test(size=(100, 30)) as pilot:
+            assert isinstance(app.screen, EnginePicker)
+            await pilot.press("down", "enter")
+            other.step()
+            await until(pilot, lambda: app.watching.model.facts is not None)
+            assert app.watching.model.facts.model == "second"
+
+
+async def test_another_engine_is_chosen_while_one_is_watched(tmp_path):
+    with an_engine_in(tmp_path / "run", "a.sock", "first") as first:
+        engines = EngineList(tmp_path / "run")
+        source = LiveSource(Attachment.open(tmp_path / "run" / "a.sock"), following=FollowEngines(engines))
+        app = KvtopApp(source, engines=engines)
+        async with app.run_test(size=(160, 40)) as pilot:
+            first.step()
+            await until(pilot, lambda: is_at(app, 1))
+            with an_engine_in(tmp_path / "run", "b.sock", "second"):
+                await shows(pilot, app.watching.state_line, "2 engines run")
+                await pilot.press("e", "down", "enter")
+                await until(
+                    pilot,
+                    lambda: app.watching.model.facts is not None and app.watching.model.facts.model == "second",
+                )
+
+
+async def test_a_chosen_engine_that_has_gone_is_named_and_the_list_stays(tmp_path):
+    folder = tmp_path / "run"
+    with an_engine_in(folder, "a.sock"), an_engine_in(folder, "b.sock"):
+        app = KvtopApp(None, engines=EngineList(folder))
+        async with app.run_test(size=(100, 30)) as pilot:
+            (folder / "a.sock").unlink()
+            await pilot.press("enter")
+            await until(pilot, lambda: any("no such socket" in note.message for note in app._notifications))
+            assert isinstance(app.screen, EnginePicker)
+            assert app.is_running
+
+
+async def test_without_an_engine_the_view_waits_for_one_and_says_so(tmp_path):
+    folder = tmp_path / "run"
+    engines = EngineList(folder)
+    app = KvtopApp(LiveSource(None, following=FollowEngines(engines)), engines=engines)
+    async with app.run_test(size=(160, 40)) as pilot:
+        await shows(pilot, app.watching.state_line, "NOT ATTACHED", "no engine runs on this machine; kvtop waits")
+        await shows(pilot, app.watching.map, "waiting for an engine: `kvplan run PROFILE` starts one")
+        with an_engine_in(folder, "a.sock") as engine:
+            await until(pilot, lambda: app.watching.model.facts is not None)
+            engine.step()
+            await until(pilot, lambda: is_at(app, 1))
+            await shows(pilot, app.watching.state_line, "● LIVE")
+
+
+async def test_the_view_goes_on_to_the_next_point_of_a_sweep_and_says_what_it_follows_on(tmp_path):
+    folder = tmp_path / "run"
+    engines = EngineList(folder)
+    with an_engine_in(folder, "1.sock", "point-1") as first:
+        source = LiveSource(Attachment.open(folder / "1.sock"), following=FollowEngines(engines))
+        app = KvtopApp(source, engines=engines)
+        async with app.run_test(size=(160, 40)) as pilot:
+            first.add("a", max_tokens=9)
+            first.step(3)
+            await until(pilot, lambda: is_at(app, 3))
+            first.engine.close("done")
+            await shows(pilot, app.watching.state_line, "■ ENDED", "done; the next engine is waited for")
+            assert is_at(app, 3), "what ended stays until something follows"
+            with an_engine_in(folder, "1.sock", "point-2") as second:
+                await until(pilot, lambda: app.watching.model.facts.model == "point-2")
+                second.step(1)
+                await until(pilot, lambda: is_at(app, 1))
+                await shows(pilot, app.watching.state_line, "● LIVE", "point-2")
+                await shows(pilot, app.watching.events, "follows on point-1 (done)")
+
+
+async def test_a_view_that_stands_still_stays_with_the_engine_that_ended(tmp_path):
+    folder = tmp_path / "run"
+    engines = EngineList(folder)
+    with an_engine_in(folder, "1.sock", "point-1") as first:
+        source = LiveSource(Attachment.open(folder / "1.sock"), following=FollowEngines(engines))
+        app = KvtopApp(source, engines=engines)
+        async with app.run_test(size=(160, 40)) as pilot:
+            first.step(1)
+            await until(pilot, lambda: is_at(app, 1))
+            await pilot.press("space")
+            first.engine.close("done")
+            with an_engine_in(folder, "1.sock", "point-2") as second:
+                await pilot.pause(0.8)
+                assert app.watching.model.facts.model == "point-1"
+                await pilot.press("space")
+                await until(pilot, lambda: app.watching.model.facts.model == "point-2")
+                second.step(1)
+                await until(pilot, lambda: is_at(app, 1))
+
+
+async def test_an_older_engine_is_not_taken_for_the_next(tmp_path):
+    folder = tmp_path / "run"
+    engines = EngineList(folder)
+    with an_engine_in(folder, "old.sock", "older"), an_engine_in(folder, "new.sock", "newer") as newer:
+        source = LiveSource(Attachment.open(folder / "new.sock"), following=FollowEngines(engines))
+        app = KvtopApp(source, engines=engines)
+        async with app.run_test(size=(160, 40)) as pilot:
+            newer.step(1)
+            await until(pilot, lambda: is_at(app, 1))
+            newer.engine.close("done")
+            await until(pilot, lambda: app.watching.model.status.phase is Phase.ENDED)
+            await pilot.pause(0.8)
+            assert app.watching.model.facts.model == "newer"
+
+
+async def test_a_key_records_what_is_watched_from_there_on(live_view, listening_engine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with live_view() as (app, pilot):
+        listening_engine.add("a", max_tokens=9)
+        listening_engine.step(2)
+        await until(pilot, lambda: is_at(app, 2))
+        await pilot.press("r")
+        await shows(pilot, app.watching.state_line, "◉ REC kvtop-tiny-")
+        listening_engine.step(3)
+        await until(pilot, lambda: is_at(app, 5))
+        await pilot.press("r")
+        await until(pilot, lambda: app.watching.model.recorded_into is None)
+    (path,) = tmp_path.glob("kvtop-tiny-*.kvrec")
+    with Recording.open(path) as recording:
+        assert [sample.step for sample in recording.samples] == [2, 3, 4, 5]
+        assert recording.end.reason == "recording stopped"
+        (request,) = recording.read(3).requests
+        assert (request.request_id, request.num_output_tokens) == ("a", 5)

@@ -17,7 +17,7 @@ from tests.tui.conftest import shows, text_of, until
 async def a_demo(size: tuple[int, int] = (120, 40)) -> AsyncIterator[tuple[KvtopApp, Pilot]]:
     """The scenes, stopped after their first step."""
     with DemoProcess() as process:
-        source = LiveSource(process.attach(), reattach=process.attach)
+        source = LiveSource(process.attach(), following=process)
         app = KvtopApp(source)
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.watching.model.picture is not None)

@@ -11,7 +11,8 @@ import pytest
 from kvengine.errors import TelemetryError
 from kvengine.observer import TelemetryPublisher
 from kvengine.telemetry import writer
-from kvengine.telemetry.reader import Attachment, discover
+from kvengine.telemetry.engine_list import discover
+from kvengine.telemetry.reader import Attachment
 from kvengine.telemetry.runtime_dir import runtime_dir
 from kvengine.telemetry.schema import Delta, End, Frame, Hello, Snapshot
 from kvengine.telemetry.state import StreamState

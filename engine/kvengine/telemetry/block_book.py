@@ -131,6 +131,14 @@ class BlockBook:
         self._forget_changes()
         return changes
 
+    def packed(self) -> dict[str, bytes]:
+        """The columns as a snapshot carries them, by field."""
+        columns = self.columns
+        return {
+            f"block_{name}": pack_column(getattr(columns, name).astype("<u4").tobytes())
+            for name in ("codes", "touched", "cached_at", "parents", "hits")
+        }
+
     def _touch(self, blocks: Sequence[int], step: int) -> None:
         self.columns.touched[blocks] = step
         if not self._all_changed:

@@ -1,19 +1,15 @@
-"""The receiving side of telemetry: a running engine's socket, and which engines are running."""
+"""The receiving side of telemetry: a running engine's socket."""
 
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from kvengine.errors import TelemetryError
 from kvengine.telemetry.commands import Command, encode_command
 from kvengine.telemetry.framing import StreamParser
-from kvengine.telemetry.runtime_dir import check_private_dir, runtime_dir
-from kvengine.telemetry.schema import Frame, Hello
+from kvengine.telemetry.schema import Frame
 
 RECEIVE_BYTES = 2**18
-HELLO_WITHIN_S = 0.3
-"""How long `discover` waits for an engine to say who it is."""
 
 
 class Attachment:
@@ -71,55 +67,6 @@ class Attachment:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningEngine:
-    """An engine that accepts viewers."""
-
-    path: Path
-    facts: Hello | None
-    """None for an engine that does not answer, or that speaks a version which cannot be read."""
-
-
-def discover(directory: Path | None = None) -> list[RunningEngine]:
-    """The engines of this user that run on this machine, oldest socket first.
-
-    Sockets that nobody listens on any more are passed over, and left where they are.
-
-    Raises:
-        TelemetryError: The folder where they would be is not private.
-    """
-    directory = directory if directory is not None else runtime_dir()
-    if not directory.exists():
-        return []
-    check_private_dir(directory)
-    engines = [_try_engine(path) for path in sorted(directory.glob("*.sock"), key=_age_key)]
-    return [engine for engine in engines if engine is not None]
-
-
-def _age_key(path: Path) -> tuple[int, str]:
-    try:
-        return path.lstat().st_mtime_ns, path.name
-    except FileNotFoundError:  # gone since it was listed
-        return 0, path.name
-
-
-def _try_engine(path: Path) -> RunningEngine | None:
-    try:
-        with Attachment.open(path) as attachment:
-            return RunningEngine(path=path, facts=_try_hello(attachment))
-    except TelemetryError:
-        return None
-
-
-def _try_hello(attachment: Attachment) -> Hello | None:
-    try:
-        frames = attachment.receive(HELLO_WITHIN_S)
-    except TelemetryError:
-        return None
-    first = frames[0] if frames else None
-    return first if isinstance(first, Hello) else None
 
 
 def _why_not(error: OSError) -> str:

@@ -70,9 +70,13 @@ class Recorder:
     def send_snapshot(self, data: bytes) -> None:
         """Append a snapshot if it is time for one."""
         if self.needs_snapshot:
-            self._snapshot_bytes = len(data)
-            self._since_snapshot_bytes = 0
-            self._write(data)
+            self.write_snapshot(data)
+
+    def write_snapshot(self, data: bytes) -> None:
+        """Append a snapshot whether or not it is time for one: after a gap, readers need it."""
+        self._snapshot_bytes = len(data)
+        self._since_snapshot_bytes = 0
+        self._write(data)
 
     def close(self, last: bytes) -> None:
         """Append the last frame and close the file."""

@@ -8,6 +8,7 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from email.message import Message
+from pathlib import Path
 from typing import IO
 
 from kvengine.errors import ConfigError
@@ -32,18 +33,23 @@ class MetricsEndpoint:
         url: `http://HOST:PORT`, with the path of the metrics where it is not `/metrics`.
         token: Bearer token; it is sent to this host alone, never on to where a redirect points.
         timeout_s: For connecting, and for the whole answer; a server that drips bytes can take twice that.
+        ca_file: Certificates (PEM) to trust for https; None for the system's, or those of `SSL_CERT_FILE`.
 
     Raises:
-        ConfigError: The URL is not one of a web server.
+        ConfigError: The URL is not one of a web server, or the file holds no certificate.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, timeout_s: float = 2.0, ca_file: Path | None = None
+    ) -> None:
         self.url = _metrics_url(url)
         self.timeout_s = timeout_s
         self._token = token
         handlers: list[urllib.request.BaseHandler] = [_SameHostRedirects()]
         if self.host in _LOOPBACK:
             handlers.append(urllib.request.ProxyHandler({}))
+        if ca_file is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=_trusting(ca_file)))
         self._opener = urllib.request.build_opener(*handlers)
 
     @property
@@ -91,6 +97,15 @@ class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
         if request is not None and token and _origin(newurl) == _origin(req.full_url):
             request.add_unredirected_header("Authorization", token)
         return request
+
+
+def _trusting(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except ssl.SSLError as error:
+        raise ConfigError(f"{ca_file}: no certificates in PEM form in it") from error
+    except OSError as error:
+        raise ConfigError(f"{ca_file}: cannot be read ({error.strerror})") from error
 
 
 def _metrics_url(url: str) -> str:

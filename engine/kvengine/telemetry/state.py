@@ -109,6 +109,11 @@ class StreamState:
         """Whether a snapshot has been seen."""
         return self._last is not None
 
+    @property
+    def seq(self) -> int:
+        """Number of the last delta that it includes; 0 before the first snapshot."""
+        return self._last.seq if self._last is not None else 0
+
     def apply(self, frame: Snapshot | Delta | End) -> bool:
         """Take the next frame.
 
@@ -140,6 +145,13 @@ class StreamState:
     def take_update(self) -> StepUpdate:
         """The state, and what has changed since the last call; it costs what changed, not what there is."""
         return StepUpdate(**self._figures(), blocks=self._blocks.take_changes())
+
+    def snapshot(self) -> Snapshot:
+        """The state as a frame from which another reader can start."""
+        figures = self._figures() | self._blocks.packed()
+        del figures["facts"]
+        figures["requests"] = list(figures["requests"])
+        return Snapshot(**figures)
 
     def _figures(self) -> dict[str, Any]:
         last = self._last
