@@ -1,0 +1,1 @@
+"""Kernels for the CPU, compiled on first use by the machine's own C++ compiler."""
