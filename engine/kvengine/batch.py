@@ -42,7 +42,8 @@ class ForwardBatch:
     host_context_lens: NDArray[np.int32]
     """`context_lens` on the host, for planning."""
     sampled_tokens: Tensor
-    """[num_sampled], int64, the token of each request that is due its next one."""
+    """[num_sampled], int64, the token whose logits give each of `sampled_requests` its next one; the same one several
+    times with the first token of parallel sampling."""
     sampled_requests: tuple[RequestId, ...]
     """Whose they are."""
 
@@ -91,7 +92,7 @@ class BatchBuilder:
         positions = np.arange(ends[-1], dtype=np.int64) + np.repeat(starts - ends + counts, counts)
         slots = slot_mapping([item.block_ids for item in items], starts.tolist(), counts.tolist(), self._block_size)
         max_blocks = cdiv(int(context_lens.max()), self._block_size)
-        samples = [row for row, item in enumerate(items) if item.samples]
+        samples = [(row, request_id) for row, item in enumerate(items) for request_id in item.sampled_ids]
         return ForwardBatch(
             num_decodes=int(np.count_nonzero(counts == 1)),
             token_ids=self._tensor(_token_ids(items)),
@@ -102,8 +103,8 @@ class BatchBuilder:
             context_lens=self._tensor(context_lens),
             host_query_start_loc=query_start_loc,
             host_context_lens=context_lens,
-            sampled_tokens=self._tensor(ends[samples] - 1),
-            sampled_requests=tuple(items[row].request.request_id for row in samples),
+            sampled_tokens=self._tensor(ends[[row for row, _ in samples]] - 1),
+            sampled_requests=tuple(request_id for _, request_id in samples),
         )
 
     def _update_rows(self, items: Sequence[ScheduledRequest], output: SchedulerOutput) -> list[int]:

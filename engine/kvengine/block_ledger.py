@@ -2,7 +2,7 @@
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from kvengine.allocators.protocol import SlotBook
@@ -43,13 +43,18 @@ class BlockLedger:
     """The columns of all blocks as told so far, and how many blocks there are of each kind.
 
     See `telemetry.schema.Snapshot` for what the columns hold; a reader that folds the deltas comes to the same.
+
+    Args:
+        pool: The blocks; it keeps a journal from now on.
+        pinned: Those that transfers read; a live view, whose changes are in the journal too.
     """
 
-    def __init__(self, pool: SlotBook) -> None:
+    def __init__(self, pool: SlotBook, *, pinned: Collection[BlockId] = ()) -> None:
         pool.track_changes()
         pool.take_changes()
         self._pool = pool
         self._is_withheld = pool.is_withheld if isinstance(pool, BlockPool) else _never
+        self._pinned = pinned
         self._codes = _zeros(pool.num_blocks)
         self._codes[NULL_BLOCK] = BlockFlag.NULL
         self._touched = _zeros(pool.num_blocks)
@@ -73,6 +78,7 @@ class BlockLedger:
             news: What else is known of what the step did.
         """
         codes, touched, counts, pool = self._codes, self._touched, self._counts, self._pool
+        pinned = self._pinned
         evicted = {block for block in news.taken if codes[block] & BlockFlag.CACHED}
         changes: list[int] = []
         for block in (*self._unread, *pool.take_changes()):
@@ -81,6 +87,8 @@ class BlockLedger:
                 new = int(BlockFlag.NULL)  # told like the null block, and no part of the usable pool
             else:
                 new = pool.ref_count(BlockId(block)) << REF_COUNT_SHIFT | pool.is_cached(BlockId(block))
+                if pinned and block in pinned:
+                    new |= BlockFlag.PINNED
             if new == old:
                 continue
             if old & BlockFlag.CACHED and not new & BlockFlag.CACHED:

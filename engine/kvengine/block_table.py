@@ -24,7 +24,8 @@ class BlockTable:
         block_ids: Physical block of each logical block, the null block where there is none; the group's own list, not
             to be changed by others.
         num_cached_blocks: Leading blocks that were full once and have been offered to the prefix cache.
-        shared_tail: Position of a block that others share and that is to be written next; None if there is none.
+        shared_tail: Position of a block that is to be written next although others may hold it too; None if there is
+            none.
     """
 
     __slots__ = ("block_ids", "num_cached_blocks", "shared_tail")
@@ -33,6 +34,12 @@ class BlockTable:
         self.block_ids = block_ids
         self.num_cached_blocks = len(block_ids)
         self.shared_tail: int | None = None
+
+    def fork(self, num_blocks: int) -> "BlockTable":
+        """A table that begins with the same blocks, for a request that becomes an owner of them too."""
+        table = BlockTable(self.block_ids[:num_blocks])
+        table.num_cached_blocks = self.num_cached_blocks
+        return table
 
 
 class RequestBlocks:
@@ -43,16 +50,18 @@ class RequestBlocks:
         block_ids: The list of the first group's table.
         quiet_until: As long as the tokens of the request stay below this number, nothing has to be done for them: there
             is a slot for each, no further block becomes full, and none is given back.
+        num_covered: Most tokens that slots were asked for.
         junction: Tokens up to which the request shares a prefix with another one although some group had forgotten
             it; 0 if it does not.
     """
 
-    __slots__ = ("block_ids", "junction", "quiet_until", "tables")
+    __slots__ = ("block_ids", "junction", "num_covered", "quiet_until", "tables")
 
     def __init__(self, tables: tuple[BlockTable, ...], *, junction: int = 0) -> None:
         self.tables = tables
         self.block_ids = tables[0].block_ids
         self.quiet_until = 0
+        self.num_covered = 0
         self.junction = junction
 
 

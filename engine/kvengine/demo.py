@@ -139,6 +139,10 @@ class Narrator:
         """See `Publisher`."""
         self._publisher.request_added(request)
 
+    def request_forked(self, request: Request) -> None:
+        """See `Publisher`."""
+        self._publisher.request_forked(request)
+
     def request_aborted(self, request: Request) -> None:
         """See `Publisher`."""
         self._publisher.request_aborted(request)

@@ -9,11 +9,14 @@ from kvengine.allocators.protocol import EngineScheduler
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig
 from kvengine.errors import CapacityError, ConfigError
+from kvengine.forks import SampleFamilies
+from kvengine.kv_cache_manager import KVCacheManager
 from kvengine.request import Request, RequestId
 from kvengine.runner import ModelRunner
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.stats import EngineStats, StatsCollector, StepTimes
+from kvengine.transfer_pins import Transfer, TransferHandle
 from kvengine.units import cdiv
 
 STALLED_AFTER_STEPS = 3
@@ -25,6 +28,10 @@ class Publisher(Protocol):
 
     def request_added(self, request: Request) -> None:
         """Note a request that the scheduler has queued."""
+        ...
+
+    def request_forked(self, request: Request) -> None:
+        """Note a request that goes on from what another one has computed."""
         ...
 
     def request_aborted(self, request: Request) -> None:
@@ -98,6 +105,7 @@ class Engine:
         self._scheduler: EngineScheduler = Scheduler(config) if scheduler is None else scheduler
         self._stats = StatsCollector()
         self._idle_steps = 0
+        self._families = SampleFamilies()
 
     @property
     def stats(self) -> EngineStats:
@@ -139,14 +147,49 @@ class Engine:
         self._idle_steps = 0
 
     def abort(self, request_id: RequestId) -> Request | None:
-        """Take a request out and free its blocks; None if it is not there."""
-        request = self._scheduler.abort_request(request_id)
-        if request is not None:
-            self._stats.request_aborted(request_id)
+        """Take a request out and free its blocks, and with it the sequences that were sampled from its prompt.
+
+        Returns:
+            The request, or the first of those sequences if it has ended itself; None if there is nothing to take out.
+        """
+        names = [request_id, *(member.request_id for member in self._families.members(request_id))]
+        aborted = [request for name in names if (request := self._scheduler.abort_request(name)) is not None]
+        for request in aborted:
+            self._families.remove(request)
+            self._stats.request_aborted(request.request_id)
             if self._publisher is not None:
                 self._publisher.request_aborted(request)
             self._idle_steps = 0
-        return request
+        return aborted[0] if aborted else None
+
+    def fork(
+        self, request_id: RequestId, child_ids: Sequence[RequestId], last_token_ids: Sequence[int] | None = None
+    ) -> list[Request]:
+        """Let further requests go on from what a running one has computed; see `Scheduler.fork`.
+
+        Raises:
+            ConfigError: The parent does not run, an id is in use, or a token cannot be.
+        """
+        children = self._sharing_scheduler().fork(request_id, child_ids, last_token_ids)
+        self._note_forked()
+        return children
+
+    def pin(self, request_id: RequestId) -> Transfer:
+        """Keep what a running request has computed until `unpin`; see `Scheduler.pin`.
+
+        Raises:
+            ConfigError: The request does not run.
+        """
+        return self._sharing_scheduler().pin(request_id)
+
+    def unpin(self, handle: TransferHandle) -> Transfer:
+        """Complete a transfer that `pin` began.
+
+        Raises:
+            TransferError: There never was such a transfer, or it has been completed already.
+        """
+        self._idle_steps = 0
+        return self._sharing_scheduler().unpin(handle)
 
     def preempt(self, request_id: RequestId) -> Request | None:
         """Preempt a running request with the next step, though nobody needs its blocks; None if it does not run.
@@ -170,8 +213,11 @@ class Engine:
         sampled = self._runner.execute(output) if output.scheduled else {}
         executed_s = clock.now_s()
         finished = scheduler.update(output, sampled)
+        self._families.add(self._note_forked())
         self._stats.sampled(output, sampled, finished)
         self._stats.timed(output, started_s, scheduled_s, executed_s, clock.now_s())
+        for request in finished:
+            self._families.remove(request)
         self._idle_steps = 0 if output.scheduled or output.preempted else self._idle_steps + 1
         if self._publisher is not None:
             self._publisher.publish(scheduler, output, finished, self._stats)
@@ -219,10 +265,28 @@ class Engine:
         raise CapacityError(
             f"{self._scheduler.num_waiting} requests wait and none can be scheduled: the first, {first.request_id!r},"
             f" has {first.num_tokens} tokens in {cdiv(first.num_tokens, self.config.block_size)} blocks to compute;"
-            f" {pool.num_free} of {pool.num_usable} usable blocks are free, and a step takes"
+            f" {pool.num_free} of {pool.num_usable} usable blocks are free{self._pinned_in_words()}, and a step takes"
             f" {limits.max_num_batched_tokens} tokens",
             hint="" if limits.enable_chunked_prefill else "turn chunked prefill on, or raise max_num_batched_tokens",
         )
+
+    def _sharing_scheduler(self) -> Scheduler:
+        if not isinstance(self._scheduler, Scheduler):
+            raise ConfigError("this engine's scheduler cannot share blocks by request")
+        return self._scheduler
+
+    def _note_forked(self) -> list[Request]:
+        forked = self._scheduler.take_forked() if isinstance(self._scheduler, Scheduler) else []
+        for child in forked:
+            self._stats.request_forked(child)
+            if self._publisher is not None:
+                self._publisher.request_forked(child)
+        return forked
+
+    def _pinned_in_words(self) -> str:
+        kv_cache = self._scheduler.kv_cache
+        num_pinned = len(kv_cache.pinned_blocks) if isinstance(kv_cache, KVCacheManager) else 0
+        return f", {num_pinned} are pinned by transfers" if num_pinned else ""
 
     def close(self, reason: str = "done") -> None:
         """End the run for whoever watches it; the engine must not be stepped afterwards."""

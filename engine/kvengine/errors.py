@@ -39,6 +39,12 @@ class CapacityError(KVError):
     exit_code = 1
 
 
+class TransferError(KVError):
+    """A transfer that is unknown, or has been completed already."""
+
+    exit_code = 2
+
+
 class TelemetryError(KVError):
     """A stream or recording that cannot be read."""
 

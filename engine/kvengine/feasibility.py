@@ -51,6 +51,9 @@ def check_request(request: Request, config: EngineConfig) -> None:
             f"request {request.request_id!r}: expected at least 1 prompt token and max_tokens >= 1, "
             f"got {num_prompt} and {max_tokens}"
         )
+    if request.sampling.n < 1:
+        raise ConfigError(f"request {request.request_id!r}: n: expected at least 1 sequence, got {request.sampling.n}")
+    _check_media(request)
     lowest, highest = min(request.all_token_ids), max(request.all_token_ids)
     if lowest < 0 or highest > MAX_TOKEN_ID:
         raise ConfigError(
@@ -60,6 +63,17 @@ def check_request(request: Request, config: EngineConfig) -> None:
     too_long = _leaves_no_room_for_output(request, config)
     if too_long is not None:
         raise too_long
+
+
+def _check_media(request: Request) -> None:
+    end = 0
+    for item in request.media:
+        if item.num_tokens < 1 or not end <= item.offset <= request.num_prompt_tokens - item.num_tokens:
+            raise ConfigError(
+                f"request {request.request_id!r}: media {item.content!r}: expected at least 1 of the prompt's tokens "
+                f"{end} to {request.num_prompt_tokens - 1}, got {item.num_tokens} from {item.offset} on"
+            )
+        end = item.offset + item.num_tokens
 
 
 def never_fits(request: Request, config: EngineConfig) -> CapacityError | None:

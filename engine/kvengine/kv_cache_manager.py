@@ -1,6 +1,6 @@
 """Each request's blocks: prefix hits, slots for new tokens, what enters the prefix cache, and giving it all back."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvengine.allocators.memory_use import MemoryUse
@@ -28,6 +28,7 @@ from kvengine.kv_groups.states import StateGroup
 from kvengine.kv_groups.windows import ChunkGroup, WindowGroup
 from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache, group_of_key
 from kvengine.request import Request, RequestId
+from kvengine.transfer_pins import Transfer, TransferHandle, TransferPins
 from kvengine.units import cdiv
 
 NewBlocks = Sequence[Sequence[BlockId]]
@@ -51,8 +52,9 @@ class KVCacheManager:
 
     A step is framed by `begin_step` and `finish_step`; between the two, ends of block copies have an owner more.
 
-    Invariants (`check_invariants`, outside a step): a block's reference count is the number of tables that hold it, no
-    two tables of a request hold a block and no table holds one twice, and pool and cache agree on what is cached.
+    Invariants (`check_invariants`, outside a step): a block's reference count is the number of tables that hold it and
+    of transfers that read it, no two tables of a request hold a block and no table holds one twice, and pool and cache
+    agree on what is cached. A running request's tables hold what it needs, all full but the last (`check_slots`).
 
     Args:
         config: The pool, the groups that share it, and what is cached.
@@ -83,6 +85,7 @@ class KVCacheManager:
         self._max_model_len = config.scheduler.max_model_len
         first = self._groups[0]
         self._lone_group = first if isinstance(first, FullGroup) and len(self._groups) == 1 else None
+        self._pins = TransferPins(self._pool)
         self._held: dict[RequestId, RequestBlocks] = {}
         self._chains: dict[RequestId, HashChain] = {}
 
@@ -101,6 +104,16 @@ class KVCacheManager:
         """The blocks of every admitted request; a live view, not to be changed."""
         return self._held
 
+    @property
+    def transfers(self) -> Mapping[TransferHandle, Transfer]:
+        """Transfers under way, which keep their blocks from being freed; a live view, not to be changed."""
+        return self._pins.live
+
+    @property
+    def pinned_blocks(self) -> Collection[BlockId]:
+        """Blocks that transfers read; a live view."""
+        return self._pins.blocks
+
     def block_ids(self, request_id: RequestId) -> Sequence[BlockId]:
         """An admitted request's block table in the first group, logical to physical; a live view, not to be changed."""
         return self._held[request_id].block_ids
@@ -111,7 +124,8 @@ class KVCacheManager:
 
     @property
     def tables_only_grow(self) -> bool:
-        """Whether tables change at their ends only: groups that forget replace blocks inside them."""
+        """Whether tables change at their ends only, but for private copies of shared tails: groups that forget replace
+        blocks inside them."""
         return self._lone_group is not None
 
     def memory_use(self, running: Iterable[tuple[RequestId, int]]) -> MemoryUse:
@@ -202,11 +216,13 @@ class KVCacheManager:
         held = self._held[request.request_id]
         if num_tokens < held.quiet_until:
             return ()
-        if self._lone_group is not None:
+        if self._lone_group is not None and held.tables[0].shared_tail is None:
             return self._extend_lone(self._lone_group, request, held, num_tokens)
         groups, tables = self._groups, held.tables
         for index, group in self._forgetful:
             group.give_back(tables[index], request.num_computed_tokens)
+        for group, table in zip(groups, tables, strict=True):
+            group.forget_sole_tail(table)
         targets = [group.target(request, num_tokens, self._num_lookahead) for group in groups]
         num_needed = 0
         for group, table, target in zip(groups, tables, targets, strict=True):
@@ -216,6 +232,45 @@ class KVCacheManager:
         taken = [group.grow(table, target) for group, table, target in zip(groups, tables, targets, strict=True)]
         self._settle(request, held, request.num_computed_tokens, num_tokens)
         return taken
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let a new request begin with all that an admitted one has computed; every block gets an owner more.
+
+        Nothing is taken or copied now. Where the last block is partly written, whoever writes into it first takes a
+        private copy in `try_extend`, and the last to hold it writes in place.
+
+        Args:
+            parent: Its blocks are shared, but for those that nothing is written to yet.
+            child: Its tokens are the parent's, but for the last one, which may differ.
+        """
+        held, num_computed = self._held[parent.request_id], parent.num_computed_tokens
+        tables = [group.fork(table, num_computed) for group, table in zip(self._groups, held.tables, strict=True)]
+        self._held[child.request_id] = RequestBlocks(tuple(tables), junction=held.junction)
+        held.quiet_until = 0
+        chain = self._chains.get(parent.request_id)
+        if chain is not None:
+            self._chains[child.request_id] = chain.fork((child.num_tokens - 1) // self._sizes.hash_unit)
+
+    def pin(self, request: Request) -> Transfer:
+        """Keep what an admitted request has computed until the transfer is completed, whatever becomes of the request.
+
+        Call it between steps. What is pinned is not written to any more: a request goes on in a copy.
+        """
+        held, num_computed = self._held[request.request_id], request.num_computed_tokens
+        written = []
+        for group, table in zip(self._groups, held.tables, strict=True):
+            written.append(table.block_ids[: group.num_written(table, num_computed)])
+            group.note_tail(table, num_computed)
+        held.quiet_until = 0
+        return self._pins.begin(request.request_id, num_computed, written)
+
+    def unpin(self, handle: TransferHandle) -> Transfer:
+        """Complete a transfer: its blocks are free unless somebody else holds them.
+
+        Raises:
+            TransferError: There never was such a transfer, or it has been completed already.
+        """
+        return self._pins.complete(handle)
 
     def free(self, request: Request, num_computed_tokens: int) -> None:
         """Take all blocks from an admitted request, group by group.
@@ -290,6 +345,8 @@ class KVCacheManager:
             if next_full < quiet_until:
                 quiet_until = next_full
         held.quiet_until = quiet_until
+        if num_tokens > held.num_covered:
+            held.num_covered = num_tokens
 
     def _blocks_at_gate(self, request: Request, hit: PrefixHit, num_tokens: int) -> int:
         """Free blocks that a request's tokens would take, where groups that forget count what they hold at a time."""
@@ -326,38 +383,46 @@ class KVCacheManager:
                 group.enter(table, step)
             quiet_until = min(quiet_until, group.quiet_until(table, step))
         held.quiet_until = quiet_until
+        held.num_covered = max(held.num_covered, end)
 
     def _hashes(self, request: Request, num_tokens: int) -> list[BlockHash]:
         """The prefix hashes of at least the whole units within `num_tokens` tokens."""
         chain = self._chains.get(request.request_id)
         if chain is None:
-            chain = self._chains[request.request_id] = HashChain(self._sizes.hash_unit, salt=request.cache_salt)
+            chain = self._chains[request.request_id] = HashChain(
+                self._sizes.hash_unit, salt=request.cache_salt, adapter=request.adapter, media=request.media
+            )
         return chain.hashes(request.all_token_ids, num_tokens // self._sizes.hash_unit)
 
     def check_slots(self, request: Request) -> None:
-        """Every group has a place for each computed token that it still needs."""
-        for group, table in zip(self._groups, self._held[request.request_id].tables, strict=True):
-            target = group.target(request, request.num_computed_tokens, 0)
-            num_slots = len(table.block_ids) * group.block_size
-            assert target <= num_slots, f"{request.request_id} has {target} tokens in {num_slots} slots"
+        """What a running request's tables hold is what its computed tokens take; see `GroupManager.check_table`."""
+        held = self._held[request.request_id]
+        for group, table in zip(self._groups, held.tables, strict=True):
+            group.check_table(table, request, held.num_covered)
 
     def check_invariants(self) -> None:
         """Tables, pool and cache agree; see the class."""
         self._pool.check_invariants()
         self._cache.check_invariants()
+        self._pins.check_invariants()
         owners = [0] * self._pool.num_blocks
         for request_id, held in self._held.items():
             blocks = [block for table in held.tables for block in table.block_ids if block != NULL_BLOCK]
+            unknown = [block for block in blocks if not 0 < block < self._pool.num_blocks]
+            assert not unknown, f"{request_id} holds blocks {unknown}, which do not exist"
             assert len(set(blocks)) == len(blocks), f"{request_id} holds a block twice: {blocks}"
             for table in held.tables:
                 assert table.num_cached_blocks <= len(table.block_ids), f"{request_id} cached more than it holds"
-                assert table.shared_tail is None, f"{request_id} still writes to a block that others share"
+                is_looked_at = table.shared_tail is None or held.quiet_until == 0
+                assert is_looked_at, f"{request_id} would write to a block that others share without looking at it"
             for block in blocks:
                 owners[block] += 1
         for number, count in enumerate(owners):
             block = BlockId(number)
-            held_by = self._pool.ref_count(block)
-            assert held_by == count, f"block {block} has {held_by} references and is in {count} tables"
+            held_by, num_pins = self._pool.ref_count(block), self._pins.num_pins(block)
+            assert held_by == count + num_pins, (
+                f"block {block} has {held_by} references, and is in {count} tables and read by {num_pins} transfers"
+            )
             cached = self._cache.key_of(block) is not None
             assert cached == self._pool.is_cached(block), (
                 f"block {block}: pool and cache differ on whether it is cached"

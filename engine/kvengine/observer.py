@@ -4,6 +4,7 @@ The only file that knows both sides. An engine uses `TelemetryPublisher`:
 
     publisher = TelemetryPublisher.open(engine_facts(config, model="smollm2-135m"), clock=clock, recording=path)
     publisher.request_added(request)                                  after each `scheduler.add_request`
+    publisher.request_forked(request)                                 for each of `scheduler.take_forked`
     publisher.request_aborted(request)                                after each `scheduler.abort_request`
     publisher.publish(scheduler, output, finished, stats)             after each `scheduler.update`
     publisher.poll()                                                  now and then, while it has nothing to do
@@ -103,6 +104,8 @@ class TelemetryPublisher:
         self._origin_s = clock.now_s()
         self._queued: dict[RequestId, tuple[Request, float]] | None = {}
         """Requests queued before the first step, each with when that was; None from then on."""
+        self._forked_early: list[tuple[Request, float]] = []
+        """Requests that were forked when the first step was taken in, likewise."""
         self._frames: StepFrames | None = None
         """Made for each period in which somebody listens."""
         self._last: tuple[EngineScheduler, StatsCollector] | None = None
@@ -139,6 +142,13 @@ class TelemetryPublisher:
         elif self._queued is not None:
             self._queued[request.request_id] = request, self._now_s()
 
+    def request_forked(self, request: Request) -> None:
+        """Note a request that goes on from what another one has computed."""
+        if self._frames is not None:
+            self._frames.fork(request, self._now_s())
+        elif self._queued is not None:
+            self._forked_early.append((request, self._now_s()))
+
     def request_aborted(self, request: Request) -> None:
         """Note a request that was taken out before its end."""
         if self._frames is not None:
@@ -163,8 +173,11 @@ class TelemetryPublisher:
             if self._frames is None and self._queued is not None:
                 self._frames = StepFrames.before_first_step(scheduler, list(self._queued.values()))
                 self._send_snapshot(self._frames.blank_snapshot())
+                for request, time_s in self._forked_early:
+                    self._frames.fork(request, time_s)
             self._show(output, finished)
         self._queued = None
+        self._forked_early.clear()
         self._note = ""
 
     def poll(self) -> None:

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import NewType, cast
 
 from kvengine.block_pool import BlockId
+from kvengine.request import MediaItem
 
 BlockHash = NewType("BlockHash", bytes)
 """Names a prefix of tokens: the content of the block that it ends in, and everything before it."""
@@ -31,20 +32,24 @@ def group_of_key(key: BlockKey) -> int:
 class HashChain:
     """The prefix hashes of one request, computed when they are asked for and kept.
 
-    Each hash covers the parent's hash and one unit of tokens, as 4-byte little-endian ids; a salt stands in for the
-    parent of the first unit, so salted prefixes meet only their own kind.
+    Each hash covers the parent's hash and one unit of tokens, as 4-byte little-endian ids. Salt and adapter stand in
+    for the parent of the first unit, so such prefixes meet only their own kind. A unit that an image or the like
+    reaches into also covers what that is and where it lies, since its placeholder tokens say neither.
 
     Args:
         unit: Tokens per hash.
         salt: Sets requests apart that must not share.
+        adapter: The adapter (LoRA) whose weights compute K and V; empty for none.
+        media: What stands behind placeholder tokens, by offset.
     """
 
-    __slots__ = ("_hashes", "_parent", "_unit")
+    __slots__ = ("_hashes", "_media", "_root", "_unit")
 
-    def __init__(self, unit: int, *, salt: str = "") -> None:
+    def __init__(self, unit: int, *, salt: str = "", adapter: str = "", media: Sequence[MediaItem] = ()) -> None:
         self._unit = unit
         self._hashes: list[BlockHash] = []
-        self._parent = blake2b(salt.encode(), digest_size=_DIGEST_BYTES, person=b"salt").digest() if salt else _ROOT
+        self._root = _digest(_field(salt), _field(adapter), person=b"root") if salt or adapter else _ROOT
+        self._media = media
 
     def hashes(self, token_ids: Sequence[int], num_units: int) -> list[BlockHash]:
         """The hashes of at least the first `num_units` units.
@@ -60,17 +65,49 @@ class HashChain:
             self._extend(token_ids, num_units)
         return self._hashes
 
+    def fork(self, num_units: int) -> "HashChain":
+        """The chain of a request that has the first `num_units` units in common with this one."""
+        chain = HashChain(self._unit)
+        chain._root, chain._media = self._root, self._media
+        chain._hashes = self._hashes[:num_units]
+        return chain
+
     def _extend(self, token_ids: Sequence[int], num_units: int) -> None:
         unit = self._unit
         packed = array("I", token_ids[len(self._hashes) * unit : num_units * unit]).tobytes()
         width = unit * 4
-        parent = self._parent
+        if self._media:
+            self._extend_over_media(packed, width)
+            return
+        parent = self._hashes[-1] if self._hashes else self._root
         digests: list[bytes] = []
         for start in range(0, len(packed), width):
             parent = blake2b(parent + packed[start : start + width], digest_size=_DIGEST_BYTES).digest()
             digests.append(parent)
-        self._parent = parent
         self._hashes += cast(list[BlockHash], digests)
+
+    def _extend_over_media(self, packed: bytes, width: int) -> None:
+        """Extend by units that media may reach into; those that none does hash as if there were none."""
+        parent: bytes = self._hashes[-1] if self._hashes else self._root
+        for place in range(0, len(packed), width):
+            start = len(self._hashes) * self._unit
+            fields = [
+                _field(item.content) + _field(f"{item.offset - start}+{item.num_tokens}")
+                for item in self._media
+                if item.offset < start + self._unit and start < item.offset + item.num_tokens
+            ]
+            parent = _digest(parent, packed[place : place + width], *fields, person=b"media" if fields else b"")
+            self._hashes.append(BlockHash(parent))
+
+
+def _digest(*parts: bytes, person: bytes) -> bytes:
+    return blake2b(b"".join(parts), digest_size=_DIGEST_BYTES, person=person).digest()
+
+
+def _field(text: str) -> bytes:
+    """Text that cannot run into what follows it."""
+    data = text.encode()
+    return len(data).to_bytes(8, "little") + data
 
 
 class PrefixCache:

@@ -1,7 +1,7 @@
 """A request: its tokens, and how far it has come."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NewType
 
@@ -27,11 +27,25 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MediaItem:
+    """An image, a clip, or whatever else stands behind placeholder tokens of a prompt."""
+
+    content: str
+    """Names what it is: equal names are taken as equal content."""
+    offset: int
+    """Its first placeholder token."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How output tokens are chosen and when they end. Decoding is greedy."""
 
     max_tokens: int
     """Most output tokens, at least 1."""
+    n: int = 1
+    """Sequences to sample from the prompt. It is computed once; the others part from the request with its first output
+    token, under the ids of `Request.sample_ids`."""
     stop_token_ids: frozenset[int] = frozenset()
     """Output ends with the first of these; empty means that only length ends it."""
 
@@ -43,11 +57,16 @@ class Request:
         num_computed_tokens: Tokens whose K/V is in the cache.
         num_cached_tokens: Those of them that came free from a prefix hit at the last admission.
         num_encoder_tokens: Tokens that the decoder attends to by cross-attention.
+        adapter: The adapter (LoRA) that it runs with, its weights included: only requests with the same one share
+            blocks. Empty for none.
+        media: What stands behind placeholder tokens of the prompt, by offset, none overlapping another.
+        parent_id: The request that it was forked from; None if it came by itself.
         draft_token_ids: Guesses at the next tokens, to be computed behind the known ones.
         output_token_ids: Tokens produced so far; read it, and append with `append_output`.
     """
 
     __slots__ = (
+        "adapter",
         "all_token_ids",
         "arrival_index",
         "arrival_s",
@@ -55,11 +74,13 @@ class Request:
         "draft_token_ids",
         "finish_reason",
         "max_num_tokens",
+        "media",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_encoder_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "parent_id",
         "priority",
         "request_id",
         "sampling",
@@ -76,6 +97,8 @@ class Request:
         cache_salt: str = "",
         arrival_s: float = 0.0,
         num_encoder_tokens: int = 0,
+        adapter: str = "",
+        media: Sequence[MediaItem] = (),
     ) -> None:
         self.request_id = request_id
         self.all_token_ids = list(prompt_token_ids)
@@ -85,6 +108,9 @@ class Request:
         self.cache_salt = cache_salt
         self.arrival_s = arrival_s
         self.num_encoder_tokens = num_encoder_tokens
+        self.adapter = adapter
+        self.media = media
+        self.parent_id: RequestId | None = None
         self.arrival_index = 0
         """Order of arrival at the scheduler; it sets this and breaks priority ties with it."""
         self.max_num_tokens = self.num_prompt_tokens + sampling.max_tokens
@@ -115,6 +141,34 @@ class Request:
     def output_token_ids(self) -> list[int]:
         """A copy of the output so far."""
         return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def sample_ids(self) -> tuple[RequestId, ...]:
+        """Ids of the further sequences that are sampled from its prompt: `a/1` and `a/2` for `a` with `n` = 3."""
+        return tuple(RequestId(f"{self.request_id}/{index}") for index in range(1, self.sampling.n))
+
+    @property
+    def is_to_be_sampled_from(self) -> bool:
+        """Whether further sequences part from it with its next token, which is its first."""
+        return self.sampling.n > 1 and self.num_output_tokens == 0
+
+    def fork(self, request_id: RequestId) -> "Request":
+        """Another request with the same tokens, which has computed nothing yet and is one sequence only."""
+        child = Request(
+            request_id,
+            self.all_token_ids,
+            replace(self.sampling, n=1) if self.sampling.n > 1 else self.sampling,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            arrival_s=self.arrival_s,
+            num_encoder_tokens=self.num_encoder_tokens,
+            adapter=self.adapter,
+            media=self.media,
+        )
+        child.num_prompt_tokens = self.num_prompt_tokens
+        child.max_num_tokens = self.max_num_tokens
+        child.parent_id = self.request_id
+        return child
 
     def append_output(self, token_id: int) -> None:
         """Add one output token."""

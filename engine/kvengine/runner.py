@@ -15,7 +15,7 @@ class ModelRunner(Protocol):
         """Compute the scheduled tokens.
 
         Returns:
-            The next token of each request whose `ScheduledRequest.samples` is true, and of no other.
+            The next token of each of `ScheduledRequest.sampled_ids` of what is scheduled, and of no other.
         """
         ...
 
@@ -34,9 +34,13 @@ class SyntheticRunner:
         """Give every request that reached its last token its next one."""
         vocab_size, seed = self._vocab_size, self._seed
         sampled = {}
-        for request, start, num_tokens, _, _ in output.scheduled:
+        for item in output.scheduled:
+            request, start, num_tokens, _, _ = item
             position = len(request.all_token_ids)
             if start + num_tokens >= position:
                 request_id = request.request_id
                 sampled[request_id] = crc32(f"{position}/{request_id}".encode(), seed) % vocab_size
+                if request.sampling.n > 1:
+                    for sample_id in item.sampled_ids[1:]:
+                        sampled[sample_id] = crc32(f"{position}/{sample_id}".encode(), seed) % vocab_size
         return sampled

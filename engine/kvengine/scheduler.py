@@ -18,10 +18,12 @@ from kvengine.block_pool import BlockId, BlockPool
 from kvengine.config import EngineConfig, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.feasibility import check_config, check_request, max_num_tokens, never_fits
+from kvengine.forks import check_fork, reason_to_end
 from kvengine.kv_cache_manager import KVCacheManager, NewBlocks
 from kvengine.kv_groups.chunk_ends import chunk_ends_for
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
 from kvengine.scheduler_output import Admission, GroupBlocks, ScheduledRequest, SchedulerOutput
+from kvengine.transfer_pins import Transfer, TransferHandle
 from kvengine.victims import victim_chooser
 from kvengine.waiting_queue import FcfsQueue, PriorityQueue, WaitingQueue
 
@@ -66,6 +68,7 @@ class Scheduler:
         self._watermark_blocks = int(config.scheduler.watermark * config.num_blocks)
         self._reserves_whole_prompts = config.reserves_whole_prompts
         self._kv_cache: KVMemory = KVCacheManager(config) if memory is None else memory
+        self._paged = self._kv_cache if isinstance(self._kv_cache, KVCacheManager) else None
         pool = self._kv_cache.pool
         self._block_pool = pool if isinstance(pool, BlockPool) else None
         self._choose_victim = victim_chooser(config.scheduler.chosen_victim_policy, self._kv_cache)
@@ -74,6 +77,12 @@ class Scheduler:
         self._requests: dict[RequestId, Request] = {}
         self._drafting: set[RequestId] = set()
         """Requests with drafts for their next step."""
+        self._unsampled: set[RequestId] = set()
+        """Requests from which further sequences part with their first token."""
+        self._reserved: set[RequestId] = set()
+        """Ids that those sequences will have."""
+        self._forked: list[Request] = []
+        self._step_is_open = False
         self._running: list[Request] = []
         self._waiting: WaitingQueue = PriorityQueue() if self._by_priority else FcfsQueue()
         self._num_arrived = 0
@@ -113,14 +122,71 @@ class Scheduler:
             ConfigError: Its id is in use, or it has no prompt or asks for no output.
             CapacityError: Its prompt leaves no room for output within `max_model_len`.
         """
-        if request.request_id in self._requests:
-            raise ConfigError(f"request id {request.request_id!r} is already in use")
+        for request_id in (request.request_id, *request.sample_ids):
+            if request_id in self._requests or request_id in self._reserved:
+                raise ConfigError(f"request id {request_id!r} is already in use")
         check_request(request, self._config)
         request.max_num_tokens = max_num_tokens(request, self._config)
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
+        if request.sampling.n > 1:
+            self._unsampled.add(request.request_id)
+            self._reserved.update(request.sample_ids)
         self._waiting.add(request)
+
+    def fork(
+        self, request_id: RequestId, child_ids: Sequence[RequestId], last_token_ids: Sequence[int] | None = None
+    ) -> list[Request]:
+        """Let further requests go on from what a running one has computed, sharing its blocks; see `forks`.
+
+        Call it between `update` and `schedule`. The children stand last in the running list; those for which
+        `max_num_seqs` leaves no place wait at the front of the queue, and start from what is cached of them.
+
+        Args:
+            request_id: The parent, which goes on as it is.
+            child_ids: Ids of the children.
+            last_token_ids: For each child the output token that it has in place of the parent's last one, which is not
+                computed yet; None for the same. A child that ends with it holds no blocks and is `FINISHED`.
+
+        Returns:
+            The children, in the order given.
+
+        Raises:
+            ConfigError: The parent does not run, an id is in use, a token cannot be, or a step is being computed.
+        """
+        self._paged_memory("fork")
+        parent = self._between_steps(request_id)
+        check_fork(parent, child_ids, last_token_ids, self._requests.keys() | self._reserved)
+        children = [parent.fork(child_id) for child_id in child_ids]
+        if last_token_ids is not None:
+            for child, token in zip(children, last_token_ids, strict=True):
+                child.all_token_ids[-1] = token
+        self._place(parent, children)
+        return children
+
+    def take_forked(self) -> list[Request]:
+        """Requests that came by a fork since the last call."""
+        forked, self._forked = self._forked, []
+        return forked
+
+    def pin(self, request_id: RequestId) -> Transfer:
+        """Keep all that a running request has computed until `unpin`, whatever becomes of the request.
+
+        Call it between `update` and `schedule`. The blocks are not written to while they are pinned.
+
+        Raises:
+            ConfigError: The request does not run, or a step is being computed.
+        """
+        return self._paged_memory("pin").pin(self._between_steps(request_id))
+
+    def unpin(self, handle: TransferHandle) -> Transfer:
+        """Complete a transfer that `pin` began.
+
+        Raises:
+            TransferError: There never was such a transfer, or it has been completed already.
+        """
+        return self._paged_memory("unpin").unpin(handle)
 
     def abort_request(self, request_id: RequestId) -> Request | None:
         """End a request at once and free its blocks; None if it is unknown or has already ended."""
@@ -178,6 +244,8 @@ class Scheduler:
             request = self._requests.get(request_id)
             if request is None or request.num_computed_tokens + 1 != request.num_tokens:
                 continue
+            if request_id in self._unsampled:
+                continue
             if self._chunk_ends is not None:
                 self._chunk_ends.check_drafts(len(token_ids))
             request.draft_token_ids = token_ids
@@ -185,6 +253,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Decide the next step; `update` must follow before the next call."""
+        self._step_is_open = True
         step = _Step(self._limits.max_num_batched_tokens)
         self._kv_cache.begin_step()
         if self._to_preempt or self._takes_blocks_by_force:
@@ -214,14 +283,15 @@ class Scheduler:
 
         Args:
             output: What `schedule` returned last.
-            sampled: The next token of each request whose `ScheduledRequest.samples` is true; it follows the accepted
-                drafts, if any.
+            sampled: The next token of each of `ScheduledRequest.sampled_ids`; it follows the accepted drafts, if any.
             accepted: How many leading drafts of a request were right; none of those that are left out.
 
         Returns:
-            The requests that ended, in the order in which they were scheduled; their blocks are free.
+            The requests that ended, in the order in which they were scheduled; their blocks are free. Sequences that
+            ended with the first token of parallel sampling come before them.
         """
-        finished: list[Request] = []
+        self._step_is_open = False
+        finished = self._fork_samples(output, sampled) if self._unsampled else []
         for request, start, num_tokens, _, _ in output.scheduled:
             if request.status is not RequestStatus.RUNNING:
                 continue  # aborted while the step ran
@@ -246,6 +316,71 @@ class Scheduler:
             self._drop_drafts(output)
         if finished:
             self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
+        return finished
+
+    def _paged_memory(self, what: str) -> KVCacheManager:
+        """The memory manager that shares blocks.
+
+        Raises:
+            ConfigError: There is none here.
+        """
+        if self._paged is None:
+            raise ConfigError(f"{what}: the memory of this engine has no blocks that several requests can hold")
+        return self._paged
+
+    def _between_steps(self, request_id: RequestId) -> Request:
+        """A running request whose blocks hold what it has computed.
+
+        Raises:
+            ConfigError: It does not run, or a step is being computed.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.status is not RequestStatus.RUNNING:
+            raise ConfigError(f"no running request {request_id!r}: only a running one has blocks to share")
+        if self._step_is_open:
+            raise ConfigError(f"request {request_id!r}: a step is being computed; call update first")
+        return request
+
+    def _place(self, parent: Request, children: Sequence[Request]) -> None:
+        """Take in the children of a fork: those that go on share the parent's blocks, as long as there are places.
+
+        Memory that cannot share computes their tokens anew.
+        """
+        left_over: list[Request] = []
+        for child in children:
+            child.arrival_index = self._num_arrived
+            self._num_arrived += 1
+            self._forked.append(child)
+            child.finish_reason = reason_to_end(child) if child.num_output_tokens else None
+            if child.finish_reason is not None:
+                child.status = RequestStatus.FINISHED
+                continue
+            self._requests[child.request_id] = child
+            if self._paged is not None and len(self._running) < self._limits.max_num_seqs:
+                self._paged.fork(parent, child)
+                child.num_computed_tokens = parent.num_computed_tokens
+                child.status = RequestStatus.RUNNING
+                self._running.append(child)
+            else:
+                left_over.append(child)
+        for child in reversed(left_over):
+            self._waiting.put_back(child)
+
+    def _fork_samples(self, output: SchedulerOutput, sampled: Mapping[RequestId, int]) -> list[Request]:
+        """Fork the requests of parallel sampling whose first token this step samples; the children that end with it."""
+        finished: list[Request] = []
+        for item in output.scheduled:
+            request = item.request
+            if request.request_id not in self._unsampled or not item.samples:
+                continue
+            self._unsampled.remove(request.request_id)
+            self._reserved.difference_update(request.sample_ids)
+            request.num_computed_tokens = item.start + item.num_tokens
+            children = [request.fork(child_id) for child_id in request.sample_ids]
+            for child in children:
+                child.append_output(sampled[child.request_id])
+            self._place(request, children)
+            finished += [child for child in children if child.status is RequestStatus.FINISHED]
         return finished
 
     def _schedule_running(self, step: _Step) -> None:
@@ -382,11 +517,9 @@ class Scheduler:
         request.num_computed_tokens = len(tokens) + num_accepted
         for token in drafts[:num_accepted]:
             tokens.append(token)
-            if token in request.sampling.stop_token_ids:
-                self._finish(request, FinishReason.STOP, has_blocks=True)
-                return True
-            if len(tokens) >= request.max_num_tokens:
-                self._finish(request, FinishReason.LENGTH, has_blocks=True)
+            reason = reason_to_end(request)
+            if reason is not None:
+                self._finish(request, reason, has_blocks=True)
                 return True
         return False
 
@@ -421,6 +554,9 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         del self._requests[request.request_id]
+        if request.request_id in self._unsampled:
+            self._unsampled.remove(request.request_id)
+            self._reserved.difference_update(request.sample_ids)
 
     def check_invariants(self) -> None:
         """Every request is in one place, with the status and the blocks that belong there."""

@@ -27,6 +27,15 @@ class ScheduledRequest(NamedTuple):
         return self.start + self.num_tokens >= self.request.num_tokens
 
     @property
+    def sampled_ids(self) -> tuple[RequestId, ...]:
+        """Whose next tokens are sampled from the last position: its own, and with the first token of parallel sampling
+        those of the sequences that part from it there; none if the step does not reach the last known token."""
+        if not self.samples:
+            return ()
+        request = self.request
+        return (request.request_id, *request.sample_ids) if request.is_to_be_sampled_from else (request.request_id,)
+
+    @property
     def num_drafts(self) -> int:
         """How many of the tokens are drafts behind the known ones; until the step is taken in by `update`."""
         return max(0, self.start + self.num_tokens - self.request.num_tokens)

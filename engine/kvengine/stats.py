@@ -138,6 +138,10 @@ class StatsCollector:
         for request in finished:
             self._reached.pop(request.request_id, None)
 
+    def request_forked(self, request: Request) -> None:
+        """Count nothing anew: what a forked request shares was computed once, by its parent."""
+        self._reached[request.request_id] = request.num_computed_tokens
+
     def request_aborted(self, request_id: RequestId) -> None:
         """Count a request that was taken out before its end."""
         self.aborted += 1

@@ -1,11 +1,13 @@
 """What the telemetry stream has to say of a step, given what it has said so far."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import nan
 from typing import Self
 
-from kvengine.allocators.protocol import EngineScheduler
+from kvengine.allocators.protocol import EngineScheduler, KVView
 from kvengine.block_ledger import BlockLedger, StepBlocks
+from kvengine.block_pool import BlockId
+from kvengine.kv_cache_manager import KVCacheManager
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.table_changes import ToldTables
@@ -27,6 +29,8 @@ _STATUS = {
     RequestStatus.WAITING: Status.WAITING,
     RequestStatus.RUNNING: Status.RUNNING,
     RequestStatus.PREEMPTED: Status.PREEMPTED,
+    # Only of a sequence that ends with the token it was forked with: the frame that tells of it says so too.
+    RequestStatus.FINISHED: Status.RUNNING,
 }
 _NO_BLOCKS: list[int] = []
 _NOTHING_COUNTED = Counters(*[0] * len(Counters.__struct_fields__))
@@ -74,12 +78,14 @@ class StepFrames:
         self._scheduler = scheduler
         sizes = scheduler.kv_cache.sizes
         self._block_sizes = sizes.block_sizes
-        self._ledger = BlockLedger(scheduler.kv_cache.pool)
+        self._ledger = BlockLedger(scheduler.kv_cache.pool, pinned=_pinned_blocks(scheduler.kv_cache))
         self._told = None if scheduler.kv_cache.tables_only_grow else ToldTables()
         self._tracked: dict[RequestId, _Tracked] = {}
         self._num_handles = 0
         self._arrived: list[RequestState] = []
         self._aborted: list[Finished] = []
+        self._first_tokens_s: list[float] = []
+        """Of requests that were forked with their first output token."""
         self._last_s = nan
         """Stream time of the step before; equal to nothing before the first."""
 
@@ -120,6 +126,24 @@ class StepFrames:
         tracked = self._track(request)
         tracked.arrived_s = time_s
         self._arrived.append(_initial_state(request, tracked.handle, time_s))
+
+    def fork(self, request: Request, time_s: float) -> None:
+        """Note a request that goes on from what another one has computed; the next delta tells of it as it is now."""
+        parent = self._tracked.get(request.parent_id) if request.parent_id is not None else None
+        tracked = self._track(request)
+        tracked.num_output, tracked.last_token_s = request.num_output_tokens, time_s
+        if parent is not None:
+            tracked.arrived_s, tracked.admitted_s = parent.arrived_s, parent.admitted_s
+            tracked.first_token_s = parent.first_token_s
+        if request.num_output_tokens == 1 and tracked.first_token_s is None:
+            tracked.first_token_s = time_s
+            if tracked.arrived_s is not None:
+                self._first_tokens_s.append(time_s - tracked.arrived_s)
+        tables = self._tables(request)
+        tracked.num_blocks = _num_held(tables)
+        if self._told is not None and tables:
+            self._told.start(request.request_id, tables)
+        self._arrived.append(self._state(request))
 
     def remove(self, request: Request) -> None:
         """Note a request that was aborted; the next delta tells of it."""
@@ -186,12 +210,12 @@ class StepFrames:
             progress=progress,
             blocks=changes.codes,
             cached=changes.cached,
-            first_tokens_s=news.first_tokens_s,
+            first_tokens_s=self._first_tokens_s + news.first_tokens_s,
             token_gaps_s=[value for pair in news.token_gaps_s.items() for value in pair],
             note=note,
             tables=news.tables,
         )
-        self._arrived, self._aborted = [], []
+        self._arrived, self._aborted, self._first_tokens_s = [], [], []
         return delta
 
     def snapshot(self, counters: Counters, time_s: float) -> Snapshot:
@@ -255,6 +279,9 @@ class StepFrames:
                 news.taken += new_blocks
                 if index < num_running:
                     appended = list(new_blocks)
+                    if start % block_size and block_ids[start // block_size] == new_blocks[0]:
+                        # A private copy, which replaces a block that others hold too.
+                        del appended[0]
             end = start + num_tokens
             if end % block_size < num_tokens:
                 _list_filled(block_ids, start // block_size, end // block_size, news.filled)
@@ -278,6 +305,8 @@ class StepFrames:
             progress.append(Progress(tracked.handle, request.num_computed_tokens, num_output_tokens, appended))
             if told is not None:
                 self._change_tables(output, index, tracked, news)
+            elif len(appended) < len(new_blocks) and index < num_running:
+                news.tables.append(TableChange(tracked.handle, 0, [], [start // block_size, new_blocks[0]]))
         if num_steady:
             _count_gaps(news, time_s - last_s, num_steady)
         self._last_s = time_s
@@ -337,6 +366,11 @@ class StepFrames:
 
     def _totals(self) -> Totals:
         return self._ledger.totals(running=len(self._scheduler.running), waiting=self._scheduler.num_waiting)
+
+
+def _pinned_blocks(kv_cache: KVView) -> Collection[BlockId]:
+    """Blocks that transfers read, where there can be any; a live view."""
+    return kv_cache.pinned_blocks if isinstance(kv_cache, KVCacheManager) else ()
 
 
 def _tables_of(output: SchedulerOutput, index: int) -> Sequence[Sequence[int]]:

@@ -1,5 +1,7 @@
 """Block copies that a step asks for, and the hold on both ends until they are handed out."""
 
+from collections import Counter
+
 from kvengine.block_pool import BlockId, BlockPool
 
 
@@ -17,10 +19,16 @@ class StepCopies:
     def __init__(self, pool: BlockPool, num_groups: int) -> None:
         self._pool = pool
         self._by_group: list[list[tuple[BlockId, BlockId]]] = [[] for _ in range(num_groups)]
+        self._holds: Counter[BlockId] = Counter()
 
     def add(self, group: int, source: BlockId, destination: BlockId) -> None:
         """Ask for a copy; one owner of each end passes to this object."""
         self._by_group[group].append((source, destination))
+        self._holds.update((source, destination))
+
+    def num_holds(self, block: BlockId) -> int:
+        """How many of a block's owners are copies of this step."""
+        return self._holds[block]
 
     def take(self) -> list[tuple[BlockId, BlockId]]:
         """Hand out the copies of the step, and release their ends."""
@@ -29,4 +37,5 @@ class StepCopies:
             self._pool.free_in_order([block for pair in copies for block in pair])
             for pairs in self._by_group:
                 pairs.clear()
+            self._holds.clear()
         return copies

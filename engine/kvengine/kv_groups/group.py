@@ -115,8 +115,9 @@ class GroupManager:
         return num_new + num_private + self._pool.num_free_among(filter(None, hit[num_skipped:]))
 
     def blocks_to_extend(self, table: BlockTable, target: int) -> int:
-        """Free blocks that a table needs to reach a target."""
-        return max(0, cdiv(target, self.block_size) - len(table.block_ids))
+        """Free blocks that a table needs to reach a target, a private copy of a shared tail among them."""
+        num_new = max(0, cdiv(target, self.block_size) - len(table.block_ids))
+        return num_new + (table.shared_tail is not None)
 
     def adopt(self, hit: Sequence[BlockId], num_hit_tokens: int) -> BlockTable:
         """Start a table from a hit, as another owner of its blocks; those that are not needed any more stay out."""
@@ -126,6 +127,34 @@ class GroupManager:
         table = BlockTable([NULL_BLOCK] * num_skipped + list(shared))
         self._note_shared_tail(table, num_hit_tokens)
         return table
+
+    def num_written(self, _table: BlockTable, num_computed: int, /) -> int:
+        """Leading positions of a table whose blocks hold something after so many tokens."""
+        return cdiv(num_computed, self.block_size)
+
+    def fork(self, table: BlockTable, num_computed: int) -> BlockTable:
+        """Start the table of another request as one more owner of all that is written."""
+        forked = table.fork(self.num_written(table, num_computed))
+        self._pool.share([block for block in forked.block_ids if block])
+        self.note_tail(table, num_computed)
+        self.note_tail(forked, num_computed)
+        return forked
+
+    def note_tail(self, table: BlockTable, num_computed: int) -> None:
+        """Remember that others hold the block that a table's next token goes into, if it goes into one that is there.
+
+        The first who writes takes a private copy; see `forget_sole_tail`.
+        """
+        if num_computed % self.block_size:
+            table.shared_tail = num_computed // self.block_size
+
+    def forget_sole_tail(self, table: BlockTable) -> None:
+        """Let a table write its tail in place if nobody else holds it any more; copies of this step do not count."""
+        position = table.shared_tail
+        if position is not None:
+            block = table.block_ids[position]
+            if self._pool.ref_count(block) - self._copies.num_holds(block) == 1:
+                table.shared_tail = None
 
     def grow(self, table: BlockTable, target: int) -> list[BlockId]:
         """Take blocks until a table reaches a target, a private copy of a shared tail first.
@@ -168,6 +197,32 @@ class GroupManager:
         """Tokens that a request must reach before this group has anything to do but enter full blocks."""
         num_slots = len(table.block_ids) * self.block_size
         return NEVER if num_slots >= self._max_model_len else num_slots - self._num_lookahead + 1
+
+    def needed_positions(self, table: BlockTable, num_computed: int, /) -> range:
+        """Positions of a table that later tokens attend to or go on from."""
+        return range(self.first_needed(num_computed) // self.block_size, self.num_written(table, num_computed))
+
+    def check_table(self, table: BlockTable, request: Request, num_covered: int) -> None:
+        """What a request needs is there, all pages but the last are full, and nobody else's page is written to.
+
+        Args:
+            table: Its table in this group.
+            request: It has no step under way.
+            num_covered: Most tokens that slots were asked for; drafts that turned out wrong leave theirs unused.
+        """
+        name, computed, size, blocks = request.request_id, request.num_computed_tokens, self.block_size, table.block_ids
+        missing = [p for p in self.needed_positions(table, computed) if p >= len(blocks) or not blocks[p]]
+        assert not missing, f"{name} has {computed} tokens and no block at {missing} of its table {blocks}"
+        num_asked = cdiv(self.target(request, max(num_covered, computed), self._num_lookahead), size)
+        assert len(blocks) <= num_asked, (
+            f"{name} has {computed} tokens in {len(blocks)} blocks of {size}: "
+            f"only the last of them may be partly filled, and {num_asked} are enough"
+        )
+        tail = computed // size
+        is_shared = tail < self.num_written(table, computed) and self._pool.ref_count(blocks[tail]) > 1
+        assert not is_shared or table.shared_tail == tail, (
+            f"{name} would write its token {computed} into block {blocks[tail]}, which others hold too"
+        )
 
     def _worth_keeping(self, first: int, last: int, _step: StepTokens, /) -> Sequence[int]:
         """Which of the positions `first .. last - 1`, now full, others may want."""

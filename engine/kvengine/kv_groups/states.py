@@ -35,6 +35,15 @@ class StateTable(BlockTable):
         self.exact: set[int] = set()
         self.unsaved: int | None = None
 
+    def fork(self, num_blocks: int) -> "StateTable":
+        """See `BlockTable.fork`."""
+        table = StateTable(self.block_ids[:num_blocks])
+        table.num_cached_blocks = self.num_cached_blocks
+        table.num_retired = self.num_retired
+        table.exact = {position for position in self.exact if position < num_blocks}
+        table.unsaved = self.unsaved
+        return table
+
 
 class StateGroup(GroupManager):
     """States of chunk ends (mode `align`), found again by later requests with the same beginning."""
@@ -57,6 +66,11 @@ class StateGroup(GroupManager):
         """Drafters have no states, so their lookahead does not count."""
         return num_tokens
 
+    def needed_positions(self, _table: BlockTable, num_computed: int, /) -> range:
+        """Only the last state."""
+        last = (num_computed - 1) // self.block_size
+        return range(last, last + 1)
+
     def must_wait(self, hit: Sequence[BlockId], _num_hit_tokens: int, /) -> bool:
         """A state is read when its step begins, so an earlier step must have written it."""
         return bool(hit) and self._cache.key_of(hit[-1]) in self._entered
@@ -68,10 +82,10 @@ class StateGroup(GroupManager):
         return num_new + num_private + self._pool.num_free_among(filter(None, hit))
 
     def blocks_to_extend(self, table: BlockTable, target: int) -> int:
-        """One new state where the target is past the table, and one to save a state that would be overwritten."""
+        """One new state where the target is past the table, and one for a state that must not be overwritten."""
         assert isinstance(table, StateTable), "a state group was given the table of another"
         num_new = 1 if cdiv(target, self.block_size) > len(table.block_ids) else 0
-        return num_new + (table.unsaved is not None)
+        return num_new + (table.unsaved is not None or table.shared_tail is not None)
 
     def adopt(self, hit: Sequence[BlockId], num_hit_tokens: int) -> BlockTable:
         """See `GroupManager.adopt`; of a hit only its last block is a state."""
@@ -93,7 +107,9 @@ class StateGroup(GroupManager):
         assert isinstance(table, StateTable), "a state group was given the table of another"
         taken: list[BlockId] = []
         if table.shared_tail is not None:
+            # Whoever shares the state keeps it, and what it is cached for.
             taken.append(self._copy_shared_tail(table, table.shared_tail))
+            table.unsaved = None
         elif table.unsaved is not None:
             self._save(table, table.unsaved)
         num_missing = cdiv(target, self.block_size) - len(table.block_ids)

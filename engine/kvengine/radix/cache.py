@@ -103,7 +103,7 @@ class RadixCache:
 
         The cap that leaves a request something to compute is the caller's: all tokens but the last.
         """
-        salt = request.cache_salt or None
+        extra_key, salt = extra_key or request.adapter or None, request.cache_salt or None
         namespace = None if salt is None and extra_key is None else Namespace(extra_key, salt)
         match = self.tree.match(self.key(request, max_tokens), namespace)
         return Hit(match.num_tokens, match.node, namespace)

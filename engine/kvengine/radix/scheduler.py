@@ -360,6 +360,11 @@ class RadixScheduler:
                 f"request {name!r}: expected at least 1 prompt token and max_tokens >= 1, "
                 f"got {num_prompt} and {request.sampling.max_tokens}"
             )
+        if request.sampling.n != 1 or request.media:
+            raise ConfigError(
+                f"request {name!r}: the token-level cache takes prompts of plain tokens and one sequence each: "
+                f"expected n 1 and no media, got n {request.sampling.n} and {len(request.media)} media items"
+            )
         if num_prompt >= max_model_len:
             raise CapacityError(
                 f"request {name!r}: a prompt of {num_prompt} tokens leaves no room for output "

@@ -35,6 +35,8 @@ class BlockFlag(IntFlag):
     """The prefix cache can find it by its content."""
     NULL = 2
     """The placeholder that is never handed out."""
+    PINNED = 4
+    """A transfer reads it: it stays, whatever becomes of the requests that hold it."""
 
 
 UNKNOWN_PARENT = 2**32 - 1
