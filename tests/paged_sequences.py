@@ -108,7 +108,7 @@ class PagedSequences:
         """All invariants."""
         self.manager.check_invariants()
         for request in self.requests.values():
-            self.manager.check_tables(request)
+            self.manager.check_slots(request)
 
     def _copy(self, copies: list[tuple[BlockId, BlockId]]) -> None:
         self.copies = [*copies]
