@@ -58,7 +58,12 @@ class MemoryBudget:
 
 
 def divide_memory(
-    gpu: GpuSpec, fraction: MemoryFraction, charged: Sequence[Part], *, outside: Sequence[Part] = ()
+    gpu: GpuSpec,
+    fraction: MemoryFraction,
+    charged: Sequence[Part],
+    *,
+    outside: Sequence[Part] = (),
+    measured: tuple[int, int] | None = None,
 ) -> MemoryBudget:
     """Give an engine its fraction of a card and see what its parts leave for the KV cache.
 
@@ -69,16 +74,17 @@ def divide_memory(
         fraction: What the engine takes of it.
         charged: What it takes off that before it sizes the cache, weights included.
         outside: What comes out of the rest, as far as that reaches.
+        measured: Where a log tells what is left: how much less and how much more it may be, whatever the parts' ranges.
     """
     reserve = gpu.driver_reserve
     taken = _taken(gpu.total_bytes - reserve.size_bytes, fraction)
     left = taken - sum(part.size_bytes for part in charged)
-    available = Amount(
-        size_bytes=max(0, left),
-        low_bytes=max(0, _least(gpu, fraction, charged)),
-        high_bytes=max(0, _most(gpu, fraction, charged)),
-        evidence=least_sure(reserve, *(part.amount for part in charged)),
-    )
+    if measured is None:
+        least, most = _least(gpu, fraction, charged), _most(gpu, fraction, charged)
+        evidence = least_sure(reserve, *(part.amount for part in charged))
+    else:
+        least, most, evidence = left - measured[0], left + measured[1], Evidence.CALIBRATED
+    available = Amount(size_bytes=max(0, left), low_bytes=max(0, least), high_bytes=max(0, most), evidence=evidence)
     rest = _within(outside, gpu.total_bytes - reserve.size_bytes - taken)
     parts = [
         *([Part(name="driver_reserve", amount=reserve)] if reserve.high_bytes else []),
@@ -154,9 +160,13 @@ def _within(parts: Sequence[Part], room_bytes: int) -> list[Part]:
     return fitted
 
 
+def share_of(process_bytes: int, of_total: float) -> int:
+    """Return what an engine takes of the memory that it sees: vLLM rounds up, in floating point."""
+    return min(process_bytes, math.ceil(process_bytes * of_total))
+
+
 def _taken(process_bytes: int, fraction: MemoryFraction) -> int:
-    # vLLM: math.ceil(total_memory * gpu_memory_utilization), in floating point.
-    return min(process_bytes, math.ceil(process_bytes * fraction.of_total))
+    return share_of(process_bytes, fraction.of_total)
 
 
 def _checked(total_bytes: int, parts: list[Part], available: Amount, *, charged: tuple[Part, ...] = ()) -> MemoryBudget:

@@ -59,6 +59,7 @@ def budget_document(plan: Plan, *, block_sizes: Sequence[int], hints: Sequence[H
             "stage": plan.stage,
         },
         "parts": [_part(part) for part in budget.parts],
+        "calibration": _calibration(plan),
         "available_kv": {
             "bytes": available.size_bytes,
             "low": available.low_bytes,
@@ -86,6 +87,15 @@ def budget_document(plan: Plan, *, block_sizes: Sequence[int], hints: Sequence[H
         "block_sizes": [_block_size_row(plan, block_size) for block_size in block_sizes],
         "hints": [{"option": hint.option, "effect": hint.effect} for hint in hints],
     }
+
+
+def _calibration(plan: Plan) -> Document | None:
+    """Name the log that the parts are from."""
+    stored = plan.calibration
+    if stored is None:
+        return None
+    calibration = stored.calibration
+    return {"file": str(stored.path), "log": calibration.log, "saved": calibration.saved}
 
 
 def _part(part: Part) -> Document:

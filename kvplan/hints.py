@@ -51,10 +51,17 @@ def _first_that_fits(changes: Iterable[_Change]) -> Hint | None:
     return None
 
 
+def _in_the_same_memory(plan: Plan, inputs: PlanInputs) -> PlanInputs:
+    """Compare with the memory that a log tells, where one does: what differs there only in form has as much."""
+    if plan.calibration is None:
+        return inputs
+    return replace(inputs, memory=replace(inputs.memory, available_kv_bytes=plan.budget.available_kv.size_bytes))
+
+
 def _room_for_more(plan: Plan) -> list[Hint]:
     hints = []
     for change in _smaller_kv(plan):
-        changed = _try_plan(change.inputs)
+        changed = _try_plan(_in_the_same_memory(plan, change.inputs))
         if changed is None:
             continue
         before, after = plan.capacity.num_blocks, changed.capacity.num_blocks

@@ -32,6 +32,7 @@ def load_hub_model(reference: str, *, assume_standard: bool) -> ModelSpec:
     model = model_from_folder(
         folder, name=repository.rpartition("/")[2], assume_standard=assume_standard, may_lack_files=True
     )
+    model = replace(model, hub_id=repository)
     if model.stored_weights is not None and model.stored_weights.tensors:
         return model
     return replace(model, stored_weights=_headers(repository, revision or None) or model.stored_weights)

@@ -27,6 +27,8 @@ class ModelSpec:
     """What planning needs to know of a model."""
 
     name: str
+    hub_id: str = ""
+    """Its name on the Hugging Face Hub, where that is known."""
     architecture: str
     """The class that the configuration names, else its model type."""
     geometry: Geometry
@@ -196,7 +198,8 @@ def load_model_profile(profile: Profile) -> ModelSpec:
 
     source = str(profile.path)
     data = load_yaml(profile.path, ModelProfile, name=source)
-    return model_from_config(data.config, name=profile.name, source=f"{source}: config", refuse_unread_keys=True)
+    model = model_from_config(data.config, name=profile.name, source=f"{source}: config", refuse_unread_keys=True)
+    return replace(model, hub_id=data.hub_id)
 
 
 def model_from_folder(

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from kvengine.errors import ConfigError
 from kvengine.units import cdiv, format_bytes
@@ -18,6 +19,9 @@ from kvplan.memory_model.start import StepLimits
 from kvplan.model_spec import ModelSpec
 from kvplan.pool import RankPool, caches_prefixes, rank_pool
 from kvplan.weights import rank_weights
+
+if TYPE_CHECKING:
+    from kvplan.calibration.store import Stored
 
 _TABLE_REQUESTS = 256
 
@@ -35,6 +39,8 @@ class MemoryInputs:
     """All that is neither weights nor KV, on one GPU."""
     available_kv_bytes: int | None = None
     """KV memory of one GPU; skips the memory model."""
+    calibrations: "tuple[Stored, ...]" = ()
+    """Of the same model; one is used where everything else agrees too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +98,8 @@ class Plan:
     verdict: Verdict
     limits: StepLimits
     """Most requests and tokens of a step: as was asked, else what the engine takes on such a card."""
+    calibration: "Stored | None" = None
+    """The start-up log that the parts are from; None where they are estimated or given."""
     stage: int = 0
     """Of pipeline stages, the one whose pool is smallest: it decides, and the plan is of its GPUs."""
 
@@ -133,6 +141,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         ),
         verdict=_verdict(inputs, tightest),
         limits=_limits(inputs, tightest.capacity),
+        calibration=_calibration(inputs),
         stage=tightest.index,
     )
 
@@ -181,6 +190,12 @@ def _budget(inputs: PlanInputs, pool: RankPool, stage: int) -> MemoryBudget:
         return given_kv(pool.fill(0).available_bytes, None)
     if memory.gpu is None:
         raise ConfigError("the memory is not known", hint="--gpu h100-sxm, --gpu-memory 80GiB or --available-kv 40GiB")
+    stored = _calibration(inputs)
+    if stored is not None:
+        from kvplan.calibration.apply import calibrated_budget
+
+        gpu = memory.gpu
+        return calibrated_budget(stored.calibration, inputs, stage, planned_weights=lambda: _loaded(inputs, gpu, stage))
     from kvplan.memory_parts import parts_of_start
 
     fraction = inputs.fraction_of(memory.gpu)
@@ -191,6 +206,15 @@ def _budget(inputs: PlanInputs, pool: RankPool, stage: int) -> MemoryBudget:
     if memory.overhead_bytes is not None:
         others, outside = (Part(name="overhead", amount=sure(memory.overhead_bytes, Evidence.GIVEN)),), ()
     return divide_memory(memory.gpu, fraction, (*_loaded(inputs, memory.gpu, stage), *others), outside=outside)
+
+
+def _calibration(inputs: PlanInputs) -> "Stored | None":
+    """Return the calibration of exactly these inputs, if there is one."""
+    if not inputs.memory.calibrations:
+        return None
+    from kvplan.calibration.match import matching
+
+    return matching(inputs)
 
 
 def _loaded(inputs: PlanInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:

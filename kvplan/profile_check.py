@@ -16,6 +16,12 @@ def find_problem(profile: Profile) -> str | None:
     return None
 
 
+def _read_calibration(profile: Profile) -> None:
+    from kvplan.calibration.store import read_calibration
+
+    read_calibration(profile.path)
+
+
 def _read_gpu(profile: Profile) -> None:
     from kvplan.gpu_spec import load_gpu_profile
 
@@ -47,6 +53,7 @@ def _read_workload(profile: Profile) -> None:
 
 
 _READERS: dict[str, Callable[[Profile], None]] = {
+    "calibrations": _read_calibration,
     "gpus": _read_gpu,
     "models": _read_model,
     "runs": _read_run,

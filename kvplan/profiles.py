@@ -7,7 +7,7 @@ from pathlib import Path
 from kvengine.errors import ConfigError
 from kvplan.loading import did_you_mean
 
-KINDS = ("gpus", "models", "runs", "sweeps", "workloads")
+KINDS = ("calibrations", "gpus", "models", "runs", "sweeps", "workloads")
 """One folder each."""
 
 

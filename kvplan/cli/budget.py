@@ -148,6 +148,14 @@ def budget(
         str | None,
         _option("--workload", "NAME|FILE", "A workload profile, a YAML workload, or a trace file.", _REQUESTS),
     ] = None,
+    calibration: Annotated[
+        bool | None,
+        _switch(
+            "--calibration/--no-calibration",
+            "Use what `kvplan explain --save` kept of the same start.  [default: yes]",
+            _MEMORY,
+        ),
+    ] = None,
     lengths: Annotated[str | None, _option("--lengths", "N,N,...", "Cached tokens of each request.", _REQUESTS)] = None,
     prompt_tokens: Annotated[
         str | None, _option("--prompt-tokens", "N", "Of equal requests: prompt.", _REQUESTS)
@@ -210,6 +218,7 @@ def budget(
         speculative_tokens=speculative_tokens,
         enforce_eager=enforce_eager,
         assume_standard=assume_standard,
+        calibration=calibration,
         workload=workload,
         lengths=lengths,
         prompt_tokens=prompt_tokens,
@@ -238,14 +247,16 @@ def _show_plan(options: BudgetOptions, compared: tuple[int, ...], output_format:
     from kvplan.budget_report import budget_document
     from kvplan.cli.budget_inputs import notes_on, read_inputs
     from kvplan.cli.budget_view import show_budget
+    from kvplan.cli.calibrations import print_calibration_notes, read_calibrations, with_calibrations
     from kvplan.hints import find_hints
     from kvplan.plan import Outcome, make_plan
 
-    inputs = read_inputs(options)
+    inputs = with_calibrations(read_inputs(options), read_calibrations(options), options)
     for note in notes_on(options, inputs):
         print_note(note)
     plan = make_plan(inputs)
     _print_notes(plan)
+    print_calibration_notes(plan)
     show_budget(budget_document(plan, block_sizes=compared, hints=find_hints(plan)), output_format)
     failing = {Outcome.DOES_NOT_FIT, Outcome.MARGINAL} if strict else {Outcome.DOES_NOT_FIT}
     if plan.verdict.outcome in failing:
@@ -258,14 +269,16 @@ def _show_matrix(options: BudgetOptions, entries: list[str], output_format: Form
 
     from kvplan.cli.budget_inputs import read_inputs
     from kvplan.cli.budget_options import MATRIX_OPTIONS, read_matrix
+    from kvplan.cli.calibrations import read_calibrations, with_calibrations
     from kvplan.cli.matrix_view import show_matrix
     from kvplan.matrix import matrix_document
 
-    axes = read_matrix(entries)
+    axes, found = read_matrix(entries), read_calibrations(options)
 
     def inputs_of(chosen: dict[str, str]) -> "PlanInputs":
         fields: dict[str, Any] = {MATRIX_OPTIONS[option]: value for option, value in chosen.items()}
-        return read_inputs(replace(options, **fields))
+        chosen_options = replace(options, **fields)
+        return with_calibrations(read_inputs(chosen_options), found, chosen_options)
 
     document = matrix_document(axes, inputs_of)
     if not document["plans"]:

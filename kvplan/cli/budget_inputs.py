@@ -4,11 +4,11 @@ import re
 from typing import TYPE_CHECKING
 
 from kvengine.errors import ConfigError
-from kvengine.spec import KVDtype
 from kvplan.cli.budget_options import BudgetOptions
 from kvplan.cli.options import read_choice, read_count, read_counts, read_fraction, read_size
 
 if TYPE_CHECKING:
+    from kvengine.spec import KVDtype
     from kvplan.budget import MemoryFraction
     from kvplan.capacity import EngineKind
     from kvplan.demand import Demand
@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from kvplan.plan import MemoryInputs, PlanInputs
     from kvplan.quantization import Quantization
 
-_DTYPES: dict[str, KVDtype | None] = {
-    "auto": None,
-    "bfloat16": KVDtype.BFLOAT16,
-    "float16": KVDtype.FLOAT16,
-    "half": KVDtype.FLOAT16,
-    "float32": KVDtype.FLOAT32,
-    "float": KVDtype.FLOAT32,
-}
-_KV_DTYPES = _DTYPES | dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"), KVDtype.FP8)
-_PACKED = ("fp8_ds_mla", "nvfp4_ds_mla", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4")
 _GPU_BLOCK_TOKENS = 16
 _THOUSANDS = {"k": 1_000, "m": 1_000_000, "K": 1_024, "M": 1_048_576}
 
@@ -82,6 +72,7 @@ def _of_the_card(options: BudgetOptions) -> dict[str, str | None]:
 def _engine_inputs(options: BudgetOptions) -> "EngineInputs":
     from kvplan.capacity import EngineKind
     from kvplan.engine_inputs import EngineInputs
+    from kvplan.engine_words import DTYPES
 
     engine = read_choice("--engine", options.engine or "vllm", {kind.value: kind for kind in EngineKind})
     fit_length = options.max_model_len == "auto"
@@ -95,7 +86,7 @@ def _engine_inputs(options: BudgetOptions) -> "EngineInputs":
         expert_parallel=bool(options.ep),
         decode_context_parallel=read_count("--dcp", options.dcp) or 1,
         block_size=read_count("--block-size", options.block_size),
-        dtype=read_choice("--dtype", options.dtype or "auto", _DTYPES),
+        dtype=read_choice("--dtype", options.dtype or "auto", DTYPES),
         quantization=_quantization(options.quantization),
         kv_dtype=kv_dtype,
         kv_packing=packing,
@@ -112,11 +103,9 @@ def _engine_inputs(options: BudgetOptions) -> "EngineInputs":
 
 
 def _kv_form(text: str) -> "tuple[KVDtype | None, KVPacking]":
-    from kvplan.kv_packing import KVPacking
+    from kvplan.engine_words import KV_DTYPES, packing_named
 
-    choices = _KV_DTYPES | dict.fromkeys(name for name in _PACKED if name not in _KV_DTYPES)
-    dtype = read_choice("--kv-cache-dtype", text, choices)
-    return dtype, KVPacking(text) if text in _PACKED else KVPacking.PLAIN
+    return read_choice("--kv-cache-dtype", text, KV_DTYPES), packing_named(text)
 
 
 def _version(text: str | None) -> "Version | None":

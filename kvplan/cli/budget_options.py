@@ -38,6 +38,7 @@ class BudgetOptions:
     speculative_tokens: str | None = None
     enforce_eager: bool | None = None
     assume_standard: bool | None = None
+    calibration: bool | None = None
     workload: str | None = None
     lengths: str | None = None
     prompt_tokens: str | None = None
@@ -55,7 +56,16 @@ MATRIX_OPTIONS: Mapping[str, str] = {
     entry.name.replace("_", "-"): entry.name
     for entry in fields(BudgetOptions)
     if entry.name
-    not in ("model", "lengths", "ep", "prefix_caching", "hybrid_kv_cache", "enforce_eager", "assume_standard")
+    not in (
+        "model",
+        "lengths",
+        "ep",
+        "prefix_caching",
+        "hybrid_kv_cache",
+        "enforce_eager",
+        "assume_standard",
+        "calibration",
+    )
 }
 """Options that a matrix can vary, by the name on the command line."""
 

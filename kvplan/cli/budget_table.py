@@ -26,6 +26,7 @@ _PARTS = {
     "image_encoder": ("image encoder", "blue"),
     "expert_padding": ("padding of experts", "blue"),
     "absorbed_weights": ("products of weights", "blue"),
+    "weights_and_overhead": ("weights and overhead", "blue"),
     "overhead": ("overhead", "yellow"),
     "activation_peak": ("activation peak", "yellow"),
     "non_torch": ("outside torch", "yellow"),
@@ -62,6 +63,8 @@ def print_budget(document: dict[str, Any]) -> None:
 def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
     yield _title(document)
     yield _verdict(document)
+    if document["calibration"]:
+        yield _calibrated_by(document["calibration"])
     if len(document["parts"]) > 1:
         gpu = document["gpu"]
         card = f" ({gpu['name']})" if gpu["name"] else ""
@@ -113,6 +116,10 @@ def _verdict(document: dict[str, Any]) -> "RenderableType":
 
     words, style = _VERDICTS[document["verdict"]]
     return Text(f"{words}  ", style=style).append(document["reason"], style="not bold default")
+
+
+def _calibrated_by(calibration: Mapping[str, Any]) -> str:
+    return f"calibrated by {calibration['log']}, saved on {calibration['saved']}: {calibration['file']}"
 
 
 def _memory(document: dict[str, Any]) -> "RenderableType":

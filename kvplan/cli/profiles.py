@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 EXIT_INVALID = 2
 
 KindArgument = Annotated[
-    str | None, typer.Argument(metavar="KIND", help="gpus, models, runs, sweeps or workloads.  [default: all]")
+    str | None,
+    typer.Argument(metavar="KIND", help="calibrations, gpus, models, runs, sweeps or workloads.  [default: all]"),
 ]
 
 app = typer.Typer(name="profiles", cls=LeanGroup, add_completion=False, no_args_is_help=True)

@@ -73,6 +73,8 @@ class EngineReading:
     events: frozenset[str] = field(default_factory=frozenset)
     replica: int | None = None
     num_replicas: int = 1
+    has_arguments: bool = False
+    """Whether the log shows what the engine was started with: what is not in it has its default."""
 
     def all(self, name: str) -> list[Figure]:
         """The figures of that name, in the order of the log; those of a draft model are left out."""
@@ -129,6 +131,7 @@ def read_start(start: Start) -> EngineReading:
         events=frozenset(finding.line.event for finding in findings if finding.line.event),
         replica=start.replica,
         num_replicas=start.num_replicas,
+        has_arguments=any(statement.kind == "arguments" for statement in statements),
     )
 
 

@@ -1,6 +1,6 @@
 """A log as one document: what it says, whether it agrees with itself, why, and what to change."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvplan.explain.checks import consistency, run_checks
@@ -16,15 +16,20 @@ SCHEMA = "kvplan.explain/1"
 
 
 def explain(data: bytes, *, where: str) -> dict[str, Any]:
-    """Explain a start-up log, whole or in part.
+    """Explain a start-up log, whole or in part: `explained` of what is in it.
+
+    Raises:
+        UnreadableLog: It is no text, or holds no line of a vLLM or SGLang start-up.
+    """
+    return explained(read_log(data, where=where), where=where)
+
+
+def read_log(data: bytes, *, where: str) -> list[EngineReading]:
+    """Read a start-up log: one reading per engine start, in the order of the log.
 
     Args:
         data: The log's bytes.
         where: Its name, for messages.
-
-    Returns:
-        A document of schema `kvplan.explain/1`: one entry in `engines` per engine start, in the order of the log.
-        Sizes are GiB as printed. What the log does not say is null or absent, never 0.
 
     Raises:
         UnreadableLog: It is no text, or holds no line of a vLLM or SGLang start-up.
@@ -39,6 +44,16 @@ def explain(data: bytes, *, where: str) -> dict[str, Any]:
             where=where,
             hint="give the server's own output from its start: vllm serve … 2>&1 | tee start.log",
         )
+    return readings
+
+
+def explained(readings: Sequence[EngineReading], *, where: str) -> dict[str, Any]:
+    """Explain what a log says.
+
+    Returns:
+        A document of schema `kvplan.explain/1`: one entry in `engines` per engine start, in the order of the log.
+        Sizes are GiB as printed. What the log does not say is null or absent, never 0.
+    """
     return {"schema": SCHEMA, "log": where, "engines": [_engine(reading) for reading in readings]}
 
 
