@@ -67,7 +67,13 @@ def run_live(
     _warm_up(prepared, requests, runner)
     clock = RealClock()
     facts = engine_facts(prepared.config, model=prepared.model.name, label=prepared.point.title)
-    publisher = TelemetryPublisher.open(facts, clock=clock, socket=_has_place_for_a_socket(), recording=recording)
+    publisher = TelemetryPublisher.open(
+        facts,
+        clock=clock,
+        socket=_has_place_for_a_socket(),
+        recording=recording,
+        text_of=prepared.model.text_of(),
+    )
     engine = Engine(prepared.config, runner, clock=clock, publisher=publisher, debug=debug)
     driver = Driver(
         engine,

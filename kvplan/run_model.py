@@ -7,12 +7,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvengine.block_content import TextOf
 from kvengine.config import EngineConfig
 from kvengine.errors import ConfigError, DeviceError
 from kvengine.llama_config import LlamaConfig
 from kvengine.model_files import find_demo_model
 from kvengine.spec import KVCacheSpec, KVDtype
-from kvengine.tokenizer import load_tokenizer
+from kvengine.tokenizer import LateTokenizer, load_tokenizer
 from kvplan.loading import did_you_mean
 from kvplan.model_spec import ModelSpec, load_model_profile
 from kvplan.profiles import find_profiles, try_find_profile
@@ -63,13 +64,21 @@ class RunModel:
             ConfigError: The model has no tokenizer, or one that is not read here.
             DeviceError: The package `tokenizers` is not installed, or the demo model is not.
         """
-        path = find_demo_model() if self.path is None and self.name == DEMO_MODEL else self.path
+        path = self._files()
         if path is None:
             raise ConfigError(
                 f"the model profile {self.name!r} has no tokenizer, which a workload of text needs",
                 hint="name a folder or GGUF file as the model, or use a synthetic workload such as shared-prefix",
             )
         return load_tokenizer(path).encode
+
+    def text_of(self) -> TextOf | None:
+        """What turns tokens into text for viewers; None where the model has no files. See `LateTokenizer`."""
+        path = self._files()
+        return LateTokenizer(path) if path is not None else None
+
+    def _files(self) -> Path | None:
+        return find_demo_model() if self.path is None and self.name == DEMO_MODEL else self.path
 
     def identity(self) -> str:
         """Tells apart two models of one name: sizes and samples of their files, or their geometry.

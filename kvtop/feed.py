@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from threading import Thread
 
-from kvengine.telemetry.schema import ControlState
+from kvengine.telemetry.schema import BlockContent, ControlState
 from kvtop.sources.base import (
     Controlled,
     EnginesSeen,
@@ -85,6 +85,8 @@ class Feed:
                 model.recorded_into = path
             case Controlled(ControlState() as control):
                 model.control = control
+            case Controlled(BlockContent() as content):
+                model.content = content
 
     def _read(self, post: Post) -> None:
         try:

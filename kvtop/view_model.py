@@ -10,7 +10,7 @@ from kvengine.gpu_readings import NOT_ASKED, GpuPicture
 from kvengine.telemetry.engine_list import RunningEngine
 from kvengine.telemetry.engine_reading import EngineReading
 from kvengine.telemetry.history import Event, EventKind, Sample
-from kvengine.telemetry.schema import ControlState, Hello, RequestState, Status
+from kvengine.telemetry.schema import BlockContent, ControlState, Hello, RequestState, Status
 from kvengine.telemetry.state import StepUpdate
 from kvtop.map_order import MapColour, MapOrder
 from kvtop.picture import Picture
@@ -108,6 +108,8 @@ class ViewModel:
     """The request whose blocks are lit."""
     cursor: int | None = None
     """The block whose details are shown."""
+    content: BlockContent | None = None
+    """What an engine last said of what is in a block."""
     incident: Event | None = None
     """The event that was last looked for in a live log."""
     hovered: int | None = None
@@ -127,7 +129,7 @@ class ViewModel:
 
     def start_anew(self) -> None:
         """Forget what was seen: another stream follows."""
-        self.pool = self.picture = self.received_s = self.control = None
+        self.pool = self.picture = self.received_s = self.control = self.content = None
         self.selected_id = self.cursor = self.hovered = self.incident = None
         self.trends = TrendLog(keeps_all=self.is_recording)
         self.events = []

@@ -207,8 +207,6 @@ class EngineControl:
             case PreemptRequest(request_id):
                 return self._preempt(RequestId(request_id))
             case NextScene():
-                if not self._has_scenes:
-                    return "there are no scenes here"
                 self._wants_next_scene = True
         return ""
 

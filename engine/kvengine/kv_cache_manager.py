@@ -26,7 +26,7 @@ from kvengine.kv_groups.kinds import (
 from kvengine.kv_groups.sizes import GroupSizes, group_sizes
 from kvengine.kv_groups.states import StateGroup
 from kvengine.kv_groups.windows import ChunkGroup, WindowGroup
-from kvengine.prefix_cache import BlockHash, HashChain, PrefixCache, group_of_key
+from kvengine.prefix_cache import BlockHash, BlockKey, HashChain, PrefixCache, group_of_key
 from kvengine.request import Request, RequestId
 from kvengine.transfer_pins import Transfer, TransferHandle, TransferPins
 from kvengine.units import cdiv
@@ -143,6 +143,15 @@ class KVCacheManager:
             block = BlockId(number)
             for key, num_tokens in self._cache.entries_of(block).items():
                 yield CacheEntry(block, group_of_key(key), num_tokens)
+
+    def hash_of(self, block: BlockId) -> BlockKey | None:
+        """The content hash under which a block can be found; None if it cannot."""
+        return self._cache.key_of(block)
+
+    def prefix_hashes(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
+        """The content hashes of the units within a request's first `num_tokens` tokens; empty with caching off."""
+        num_units = num_tokens // self._sizes.hash_unit
+        return self._hashes(request, num_tokens)[:num_units] if self._caching else ()
 
     def begin_step(self) -> None:
         """Start to decide a step."""

@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from kvengine.allocators.protocol import EngineScheduler
+from kvengine.block_content import TextOf, block_content
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig
 from kvengine.kv_groups.kinds import ChunkedLocal, FullAttention, GroupKind, SlidingWindow
@@ -28,11 +29,14 @@ from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.stats import StatsCollector
 from kvengine.step_frames import StepFrames
-from kvengine.telemetry.commands import Command
+from kvengine.telemetry.commands import Command, TellBlock, tag_of
 from kvengine.telemetry.framing import encode_frame
 from kvengine.telemetry.recorder import Recorder
-from kvengine.telemetry.schema import Counters, End, GroupFacts, Hello, Snapshot
+from kvengine.telemetry.schema import Counters, End, GroupFacts, Hello, Reply, Snapshot
 from kvengine.telemetry.writer import FrameSink, ViewerServer
+
+ANSWERS = ("block",)
+"""Tags of the questions that every engine answers."""
 
 
 def engine_facts(
@@ -61,7 +65,7 @@ def engine_facts(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.scheduler.max_model_len,
-        accepts=list(accepts),
+        accepts=[*ANSWERS, *accepts],
         groups=_group_facts(config.groups),
     )
 
@@ -96,9 +100,18 @@ class TelemetryPublisher:
     Args:
         sinks: Where the frames go; each already holds the greeting.
         clock: The engine's clock; the times in the stream begin now.
+        accepts: Tags of the commands that are let through to whoever steers the engine.
+        text_of: Turns tokens into text for viewers that ask what is in a block.
     """
 
-    def __init__(self, sinks: Sequence[FrameSink], *, clock: Clock) -> None:
+    def __init__(
+        self,
+        sinks: Sequence[FrameSink],
+        *,
+        clock: Clock,
+        accepts: Sequence[str] = (),
+        text_of: TextOf | None = None,
+    ) -> None:
         self._sinks = list(sinks)
         self._clock = clock
         self._origin_s = clock.now_s()
@@ -112,10 +125,19 @@ class TelemetryPublisher:
         self._note = ""
         self._servers = [sink for sink in self._sinks if isinstance(sink, ViewerServer)]
         self._num_steps = 0
+        self._accepts = frozenset(accepts)
+        self._text_of = text_of
+        self._commands: list[tuple[Command, Callable[[bytes], None]]] = []
 
     @classmethod
     def open(
-        cls, facts: Hello, *, clock: Clock, socket: bool | Path = True, recording: Path | None = None
+        cls,
+        facts: Hello,
+        *,
+        clock: Clock,
+        socket: bool | Path = True,
+        recording: Path | None = None,
+        text_of: TextOf | None = None,
     ) -> "TelemetryPublisher":
         """Start listening.
 
@@ -124,6 +146,7 @@ class TelemetryPublisher:
             clock: The engine's clock.
             socket: Where to listen: True for the place where kvtop looks, False for nowhere.
             recording: File to write; an older recording there is replaced.
+            text_of: Turns tokens into text for viewers that ask what is in a block.
 
         Raises:
             TelemetryError: The socket or the recording cannot be made.
@@ -133,7 +156,7 @@ class TelemetryPublisher:
             sinks.append(Recorder.create(recording, facts))
         if socket:
             sinks.append(ViewerServer.listen(facts, path=socket if isinstance(socket, Path) else None))
-        return cls(sinks, clock=clock)
+        return cls(sinks, clock=clock, accepts=facts.accepts, text_of=text_of)
 
     def request_added(self, request: Request) -> None:
         """Note a request that the scheduler has queued."""
@@ -195,8 +218,9 @@ class TelemetryPublisher:
         self._note = text
 
     def take_commands(self) -> list[tuple[Command, Callable[[bytes], None]]]:
-        """What viewers have asked for since the last call, each with the way to answer."""
-        return [command for server in self._servers for command in server.take_commands()]
+        """What viewers have asked to be done since the last call, each with the way to answer."""
+        taken, self._commands = self._commands, []
+        return taken
 
     def tell(self, data: bytes) -> None:
         """Send a frame that is no part of the stream to all viewers, and to those that come until the next."""
@@ -220,9 +244,22 @@ class TelemetryPublisher:
         for sink in self._sinks:
             sink.poll()
             is_watched = sink.is_listening or is_watched
+        for server in self._servers:
+            if server.has_commands:
+                self._answer(server)
         if not is_watched:
             self._frames = None
         return is_watched
+
+    def _answer(self, server: ViewerServer) -> None:
+        """Answer questions, and keep what is to be done for whoever steers the engine."""
+        for command, answer in server.take_commands():
+            if isinstance(command, TellBlock):
+                answer(encode_frame(block_content(self.scheduler, command.block_id, self._text_of)))
+            elif tag_of(command) in self._accepts:
+                self._commands.append((command, answer))
+            else:
+                answer(encode_frame(Reply(is_done=False, text=f"this engine does not obey {tag_of(command)!r}")))
 
     def _show(self, output: SchedulerOutput | None, finished: Sequence[Request]) -> None:
         assert self._last is not None, "a step is published with its scheduler"

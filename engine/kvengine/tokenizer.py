@@ -1,7 +1,9 @@
 """Text to token ids and back, from a folder's `tokenizer.json` or from the metadata of a GGUF file."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 from kvengine.errors import ConfigError, DeviceError
@@ -34,6 +36,30 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Give the text of some tokens; special tokens stay visible."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+class LateTokenizer:
+    """Turns tokens into text once somebody has asked for it and the files are read, on a thread beside the engine's.
+
+    Args:
+        path: A model folder or GGUF file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reader: Thread | None = None
+        self._tokenizer: Tokenizer | None = None
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        """Give the text; empty until it is known how, or where the model has no tokenizer."""
+        if self._reader is None:
+            self._reader = Thread(target=self._load, name="tokenizer", daemon=True)
+            self._reader.start()
+        return self._tokenizer.decode(ids) if self._tokenizer is not None else ""
+
+    def _load(self) -> None:
+        with suppress(ConfigError, DeviceError):
+            self._tokenizer = load_tokenizer(self._path)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

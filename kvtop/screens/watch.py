@@ -20,9 +20,10 @@ from kvengine.telemetry.commands import (
     Resume,
     SetSpeed,
     TakeSteps,
+    TellBlock,
 )
 from kvengine.telemetry.commands import Command as EngineCommand
-from kvengine.telemetry.schema import ControlState
+from kvengine.telemetry.schema import BlockContent, ControlState, Reply
 from kvtop import formats
 from kvtop.feed import Feed
 from kvtop.pacing import Pacer
@@ -216,11 +217,14 @@ class WatchScreen(Screen[None]):
     def on_controlled(self, message: Controlled) -> None:
         """Show how the engine stands; say why it did not do what was asked for."""
         self._feed.take(message)
-        if isinstance(message.frame, ControlState):
-            self.playback.update_view()
-            self.set_class(True, "-steered")
-        elif not message.frame.is_done:
-            self.notify(printable(message.frame.text), severity="warning", timeout=5)
+        match message.frame:
+            case ControlState():
+                self.playback.update_view()
+                self.set_class(True, "-steered")
+            case BlockContent():
+                self.block.update_view()
+            case Reply(is_done=False, text=text):
+                self.notify(printable(text), severity="warning", timeout=5)
 
     def on_gpus_read(self, message: GpusRead) -> None:
         """Show what the GPUs say; the pane has a place of its own only where there are any."""
@@ -284,7 +288,14 @@ class WatchScreen(Screen[None]):
 
     def _show_block(self) -> None:
         self.set_class(self.model.looked_at is not None, "-looking")
+        self._ask_for_content()
         self.block.update_view()
+
+    def _ask_for_content(self) -> None:
+        """Ask the engine what is in the block that is looked at, where it says such things."""
+        block_id = self.model.looked_at
+        if block_id is not None and self.block.is_seen and self.model.accepts("block"):
+            self._steer(TellBlock(block_id))
 
     def _filter(self, text: str | None) -> None:
         self.model.filter_text = (text or "").strip()
@@ -369,7 +380,8 @@ class WatchScreen(Screen[None]):
         self._steer(NextScene())
 
     def _steer(self, command: EngineCommand) -> None:
-        if isinstance(self.source, LiveSource) and not self.source.do(command):
+        is_gone = isinstance(self.source, LiveSource) and not self.source.do(command)
+        if is_gone and not isinstance(command, TellBlock):
             self.notify("the engine is not there any more", severity="warning")
 
     def action_seek(self, fraction: float) -> None:
@@ -506,6 +518,7 @@ class WatchScreen(Screen[None]):
         if with_summaries:
             self._summaries_drawn_s = now_s
             self._is_text_due = False
+        self._ask_for_content()
         summaries = (self.trend, self.prefixes, self.waste, self.gpu)
         for pane in self.panes:
             if pane.display and pane is not self.map and (with_summaries or pane not in summaries):

@@ -16,7 +16,7 @@ from textual.message import Message
 from kvengine.gpu_readings import GpuPicture
 from kvengine.telemetry.engine_list import RunningEngine
 from kvengine.telemetry.history import Event, Sample
-from kvengine.telemetry.schema import ControlState, Hello, Reply
+from kvengine.telemetry.schema import BlockContent, ControlState, Hello, Reply
 from kvengine.telemetry.state import StepUpdate, StreamState
 from kvtop.playback import Playhead
 from kvtop.server_view import ServerPicture
@@ -73,9 +73,9 @@ class RecordingChanged(Message):
 
 @dataclass
 class Controlled(Message):
-    """An engine that can be steered says how it stands, or what came of a command."""
+    """An engine says how it stands, what came of a command, or what is in a block."""
 
-    frame: ControlState | Reply
+    frame: ControlState | Reply | BlockContent
 
 
 @dataclass

@@ -10,7 +10,7 @@ from kvengine.telemetry.commands import Command
 from kvengine.telemetry.engine_list import RunningEngine
 from kvengine.telemetry.history import Event, EventKind, History
 from kvengine.telemetry.reader import Attachment
-from kvengine.telemetry.schema import ControlState, Delta, End, Hello, Reply, Snapshot
+from kvengine.telemetry.schema import BlockContent, ControlState, Delta, End, Hello, Reply, Snapshot
 from kvengine.telemetry.state import StreamState
 from kvtop.following import Following
 from kvtop.sources.base import (
@@ -128,7 +128,7 @@ class LiveSource:
             frames = attachment.receive(min(self.frame_s, FRAME_S))
             now_s = time.monotonic()
             for frame in frames or ():
-                if isinstance(frame, ControlState | Reply):
+                if isinstance(frame, ControlState | Reply | BlockContent):
                     post(Controlled(frame))
                 else:
                     self._fold(frame)

@@ -1,8 +1,11 @@
 """The block under the mouse or the map's cursor: who holds it, for which tokens, since when, after which blocks."""
 
+from collections.abc import Callable
+
 from rich.style import Style
 from textual.strip import Strip
 
+from kvengine.telemetry.schema import BlockContent
 from kvengine.telemetry.state import BlockState
 from kvtop import formats
 from kvtop.glyphs import BLOCK_GLYPHS, BLOCK_NAMES
@@ -26,8 +29,8 @@ class BlockDetail(LinePane, can_focus=True):
 
     HELP = (
         "The block under the mouse, or under the map's cursor: its state and slots, who holds it and at which place\n"
-        "of their block tables, which tokens are in it, when something last happened to it, and the blocks before it\n"
-        "in its prefix."
+        "of their block tables, which tokens are in it, when something last happened to it, the blocks before it in\n"
+        "its prefix, and the beginnings of their hashes. Only a running engine tells tokens and hashes, when asked."
     )
 
     def __init__(self, model: ViewModel, *, id: str = "block") -> None:
@@ -63,10 +66,24 @@ class BlockDetail(LinePane, can_focus=True):
                     " move over the map, click, or use the arrow keys there to look at a block", self.palette.muted
                 )
             return line.strip()
-        draw = (self._draw_state, self._draw_owners, self._draw_tokens, self._draw_past, self._draw_chain)
+        draw = self._lines_of(block)
         if y < len(draw):
             draw[y](line, block, picture)
         return line.strip()
+
+    def _lines_of(self, block: BlockFacts) -> "list[_DrawLine]":
+        """What there is to say of a block, a line each, the most telling first."""
+        lines: list[_DrawLine] = [self._draw_state]
+        if BlockState(block.state) is BlockState.NULL:
+            return lines
+        lines.append(self._draw_owners)
+        if block.owners:
+            lines.append(self._draw_tokens)
+        if block.owners or block.is_cached:
+            lines += [self._draw_content, self._draw_past, self._draw_chain, self._draw_hashes]
+        else:
+            lines.append(self._draw_past)
+        return lines
 
     def _draw_configuration(self, y: int, width: int) -> Strip:
         """What a server says of its cache; blocks it does not tell of."""
@@ -119,6 +136,34 @@ class BlockDetail(LinePane, can_focus=True):
         line.add(f" tokens {first:,}–{first + block_size - 1:,} of {request.request_id}", self.palette.muted)
         line.add(f"  {filled} of {formats.plural(block_size, 'slot')} filled", self.palette.muted)
 
+    def _content_of(self, block: BlockFacts) -> BlockContent | None:
+        content = self.model.content
+        return content if content is not None and content.block_id == block.block_id else None
+
+    def _draw_content(self, line: Line, block: BlockFacts, _: Picture) -> None:
+        """Its tokens, as text where the engine can say them so."""
+        palette, content = self.palette, self._content_of(block)
+        if content is None:
+            told = self.model.accepts("block") and not self.model.is_recording
+            why = "…" if told else "not told: only a running engine says what is in a block"
+            line.add(f" content {why}", palette.faint)
+        elif content.text:
+            line.add(" text ", palette.muted).add(repr(content.text), palette.text)
+        elif content.token_ids:
+            line.add(" token ids ", palette.muted).add(" ".join(map(str, content.token_ids)), palette.text)
+        else:
+            line.add(f" content {content.note or 'nothing computed yet'}", palette.faint)
+
+    def _draw_hashes(self, line: Line, block: BlockFacts, _: Picture) -> None:
+        """Its content hash, and those before it."""
+        content = self._content_of(block)
+        if content is not None and content.hashes:
+            own, *before = [digest[:4].hex() for digest in content.hashes]
+            line.add(" hash ", self.palette.muted).add(own, self.palette.text)
+            line.add("".join(f" ← {digest}" for digest in before), self.palette.muted)
+            if content.token_ids and not before:
+                line.add(" begins a prefix", self.palette.muted)
+
     def _draw_past(self, line: Line, block: BlockFacts, picture: Picture) -> None:
         if BlockState(block.state) is BlockState.NULL:
             return
@@ -152,6 +197,9 @@ class BlockDetail(LinePane, can_focus=True):
         time_s = self.model.trends.time_of(step)
         steps = "in this step" if num_steps == 0 else f"{formats.plural(num_steps, 'step')} ago"
         return steps if time_s is None or num_steps == 0 else f"{steps} ({formats.seconds(picture.time_s - time_s)})"
+
+
+_DrawLine = Callable[[Line, BlockFacts, Picture], None]
 
 
 def state_style(pane: LinePane, state: BlockState) -> Style:

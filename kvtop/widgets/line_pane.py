@@ -135,6 +135,11 @@ class LinePane(Widget):
             self._base = self.rich_style  # worked out through all ancestors: 0.2 ms
         return self._base
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether any line of it is on the screen."""
+        return self.display and self.is_on_screen and self.size.height > 0
+
     def set_titles(self, title: str, subtitle: str = "") -> None:
         """Write into the border, and only if it is something new: that redraws the whole pane."""
         if (title, subtitle) != self._titles:

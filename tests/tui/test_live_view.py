@@ -255,3 +255,15 @@ async def test_a_key_records_what_is_watched_from_there_on(live_view, listening_
         assert recording.end.reason == "recording stopped"
         (request,) = recording.read(3).requests
         assert (request.request_id, request.num_output_tokens) == ("a", 5)
+
+
+async def test_the_block_that_is_looked_at_shows_tokens_and_hash(live_view, listening_engine):
+    async with live_view() as (app, pilot):
+        listening_engine.add("a", max_tokens=9)
+        listening_engine.step()
+        await until(pilot, lambda: is_at(app, 1))
+        await pilot.press("1", "down", "right")
+        await until(pilot, lambda: app.watching.model.cursor == 1)
+        listening_engine.step()
+        # No tokenizer here, so the ids: a prompt of letters is their code points.
+        await shows(pilot, app.watching.block, "token ids", "hash", "begins a prefix")

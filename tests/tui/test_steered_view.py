@@ -93,3 +93,13 @@ async def test_keys_that_an_engine_does_not_obey_are_not_offered(live_view, list
         shown = {binding.description for _, binding, enabled, _ in app.screen.active_bindings.values() if enabled}
         assert not shown & {"Shrink pool", "Grow pool", "Abort", "Next scene", "Step"}
         assert "engine stopped" not in text_of(app.watching.playback)
+
+
+async def test_a_selected_request_is_preempted_by_a_key():
+    async with a_demo() as (app, pilot):
+        await pilot.press("P")
+        await pilot.press("2", "down")
+        await until(pilot, lambda: app.watching.model.selected_id == "#0")
+        await pilot.press("P", "full_stop")
+        await until(pilot, lambda: app.watching.model.picture.counters.preemptions == 1)
+        await until(pilot, lambda: any(event.kind == "preempt" for event in app.watching.model.events))

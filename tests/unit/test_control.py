@@ -104,7 +104,7 @@ def steered(tmp_path) -> Iterator[SteeredEngine]:
 
 def test_a_viewer_is_told_what_is_obeyed_and_how_the_engine_stands(steered):
     hello = steered.wait_for(Hello)
-    assert hello.accepts == ["pause", "resume", "steps", "speed", "resize", "abort", "preempt"]
+    assert hello.accepts == ["block", "pause", "resume", "steps", "speed", "resize", "abort", "preempt"]
     assert steered.wait_for(ControlState).is_paused
 
 
@@ -224,7 +224,7 @@ def test_a_request_is_aborted_by_its_id(steered):
         (TakeSteps(10**9), "got 1000000000"),
         (SetSpeed(-1.0), "expected 0 to 1000 steps a second, got -1"),
         (SetSpeed(float("nan")), "got nan"),
-        (NextScene(), "there are no scenes here"),
+        (NextScene(), "this engine does not obey 'scene'"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_words(steered, command, words):
@@ -249,10 +249,9 @@ def test_a_viewer_that_sends_something_else_is_cut_off_and_the_engine_goes_on(st
     assert steered.num_steps == 1
 
 
-def test_an_engine_that_allows_nothing_reads_nothing(tmp_path):
+def test_an_engine_that_allows_nothing_says_so_and_does_nothing(tmp_path):
     engine = SteeredEngine(tmp_path / "engine.sock", accepts=False)
-    engine.viewer.send(Resume())
-    time.sleep(0.3)
+    assert engine.ask(Resume()) == Reply(is_done=False, text="this engine does not obey 'resume'")
     assert engine.num_steps == 0
     engine.control._is_paused = False
     engine.close()

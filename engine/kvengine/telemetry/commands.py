@@ -55,11 +55,23 @@ class PreemptRequest(msgspec.Struct, frozen=True, array_like=True, tag="preempt"
     request_id: str
 
 
+class TellBlock(msgspec.Struct, frozen=True, array_like=True, tag="block"):
+    """Say what is in a block, with a `BlockContent`; that changes nothing."""
+
+    block_id: int
+
+
 class NextScene(msgspec.Struct, frozen=True, array_like=True, tag="scene"):
     """Go on to the next scene of a guided demonstration."""
 
 
-Command = Pause | Resume | TakeSteps | SetSpeed | ResizePool | AbortRequest | PreemptRequest | NextScene
+Command = Pause | Resume | TakeSteps | SetSpeed | ResizePool | AbortRequest | PreemptRequest | TellBlock | NextScene
+
+
+def tag_of(command: Command) -> str:
+    """The tag of a command, as it stands in `Hello.accepts`."""
+    return str(command.__struct_config__.tag)
+
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Command)

@@ -327,4 +327,19 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply", kw_only=T
     """What was done, or why not, in words."""
 
 
-Frame = Hello | Snapshot | Delta | End | ControlState | Reply
+class BlockContent(msgspec.Struct, frozen=True, array_like=True, tag="block", kw_only=True):
+    """What is in a block, told to the viewer that asked; never recorded."""
+
+    block_id: Count
+    token_ids: list[int] = []
+    """Its computed tokens, from the first slot on; empty where they are not known."""
+    text: str = ""
+    """The same as text, where the engine can say it."""
+    hashes: list[bytes] = []
+    """Its content hash, then those of the blocks before it, the nearest first, as far as they are told; empty for a
+    block that is not full or not cached."""
+    note: str = ""
+    """Why something is not known, in words."""
+
+
+Frame = Hello | Snapshot | Delta | End | ControlState | Reply | BlockContent

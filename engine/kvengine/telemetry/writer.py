@@ -107,6 +107,11 @@ class ViewerServer:
         """Whether a viewer waits for a snapshot and has room for it."""
         return any(viewer.needs_snapshot and viewer.is_idle for viewer in self._viewers)
 
+    @property
+    def has_commands(self) -> bool:
+        """Whether viewers have asked for something."""
+        return bool(self._commands)
+
     def poll(self) -> None:
         """Take in viewers that have attached, and send what is queued."""
         while self._greeted:
