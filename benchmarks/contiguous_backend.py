@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvengine.batch import ForwardBatch
-from kvengine.llama_config import LlamaConfig
+from kvengine.model_config.decoder import DecoderConfig, GroupedAttention
 
 
 class ContiguousBackend:
@@ -19,15 +19,18 @@ class ContiguousBackend:
     name = "contiguous"
 
     def __init__(
-        self, config: LlamaConfig, *, batch: int, max_len: int, dtype: torch.dtype, device: torch.device
+        self, config: DecoderConfig, *, batch: int, max_len: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.device = device
         self.dtype = dtype
-        self._config = config
+        attention = config.layers[0].attention
+        assert isinstance(attention, GroupedAttention), "latent rows need a paged cache"
+        self.value_size = attention.head_dim
+        self._attention = attention
         self._batch = batch
         self._start = 0
         self._end = 0
-        shape = (2, batch, config.num_kv_heads, max_len, config.head_dim)
+        shape = (2, batch, attention.num_kv_heads, max_len, attention.head_dim)
         self._caches = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
 
     @property
@@ -40,16 +43,16 @@ class ContiguousBackend:
         self._end = int(batch.host_context_lens[0])
         self._start = self._end - int(batch.host_query_start_loc[1])
 
-    def store_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def store_kv(self, layer: int, k: Tensor, v: Tensor | None) -> None:
         """Write the new keys and values behind the old ones."""
+        assert v is not None, "latent rows need a paged cache"
         cache = self._caches[layer][:, :, :, self._start : self._end]
         cache[0], cache[1] = self._by_request(k), self._by_request(v)
 
     def decode(self, layer: int, q: Tensor, out: Tensor) -> None:
         """Attend from one token of each request; the query heads of one KV head are the query rows of SDPA."""
-        config = self._config
         k, v = self._caches[layer][:, :, :, : self._end]
-        queries = q.view(self._batch, config.num_kv_heads, -1, config.head_dim)
+        queries = q.view(self._batch, self._attention.num_kv_heads, -1, self._attention.head_dim)
         out.copy_(scaled_dot_product_attention(queries, k, v).view_as(out))
 
     def prefill(self, layer: int, q: Tensor, out: Tensor) -> None:

@@ -19,11 +19,11 @@ import torch
 
 from benchmarks.contiguous_backend import ContiguousBackend
 from benchmarks.measure import machine
-from kvengine.batch import ForwardBatch
+from kvengine.batch import ForwardBatch, GroupBatch
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import KVError
-from kvengine.llama import LlamaModel
 from kvengine.model_files import find_demo_model
+from kvengine.models.decoder import Decoder
 from kvengine.request import Request, RequestId, SamplingParams
 from kvengine.scheduler import Scheduler
 from kvengine.spec import KVDtype
@@ -78,7 +78,7 @@ def rows_of(dtype: str, batches: Sequence[int]) -> list[Row]:
 
 
 @torch.inference_mode()
-def measure(model: LlamaModel, dtype: KVDtype, batch: int) -> Row:
+def measure(model: Decoder, dtype: KVDtype, batch: int) -> Row:
     """Prefill both sides, then let them take turns."""
     rng = random.Random(batch)
     prompts = [[rng.randrange(model.config.vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
@@ -106,7 +106,7 @@ def measure(model: LlamaModel, dtype: KVDtype, batch: int) -> Row:
 class EngineSide:
     """Scheduler and runner, one step after the other."""
 
-    def __init__(self, model: LlamaModel, dtype: KVDtype, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Decoder, dtype: KVDtype, prompts: Sequence[Sequence[int]]) -> None:
         limits = SchedulerConfig(
             max_num_seqs=len(prompts), max_num_batched_tokens=len(prompts) * PROMPT_TOKENS, max_model_len=MAX_LEN
         )
@@ -146,7 +146,7 @@ class EngineSide:
 class ContiguousSide:
     """The model's forward pass in a plain loop."""
 
-    def __init__(self, model: LlamaModel, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, model: Decoder, prompts: Sequence[Sequence[int]]) -> None:
         self._model = model
         self._backend = ContiguousBackend(
             model.config, batch=len(prompts), max_len=MAX_LEN, dtype=model.dtype, device=model.device
@@ -183,8 +183,7 @@ class ContiguousSide:
             num_decodes=self._batch if count == 1 else 0,
             token_ids=self._tokens[:, start:].flatten(),
             positions=torch.arange(start, start + count).repeat(self._batch),
-            slots=unused,
-            block_tables=unused,
+            groups=(GroupBatch(slots=unused, block_tables=unused),),
             query_start_loc=starts,
             context_lens=contexts,
             host_query_start_loc=starts.numpy(),

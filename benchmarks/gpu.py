@@ -67,7 +67,7 @@ def measure(parts: Sequence[str], device: torch.device) -> dict[str, Any]:
     if "attention" in parts:
         document["attention"] = timed("attention", lambda: attention(device), document)
     if "engine" in parts or "pool" in parts:
-        document |= timed("engine and pool", lambda: engine(device, parts, copy), document)
+        document |= timed("engine and pool", lambda: engine(parts, copy), document)
     return document
 
 
@@ -116,12 +116,13 @@ def attention(device: torch.device) -> list[dict[str, Any]]:
     return [asdict(figure) for figure in attention_figures(shapes, device, free_bytes, chunks=CHUNKS)]
 
 
-def engine(device: torch.device, parts: Sequence[str], copy: float) -> dict[str, Any]:
+def engine(parts: Sequence[str], copy: float) -> dict[str, Any]:
     """Time the whole engine on one random model, which both parts share."""
     from benchmarks.on_gpu.engine import engine_figure, pool_figures
-    from benchmarks.on_gpu.random_model import LLAMA_3_1_8B, random_model
+    from benchmarks.on_gpu.random_model import LLAMA_3_1_8B
+    from kvengine.torch_runner import random_model
 
-    model = random_model(LLAMA_3_1_8B, dtype=torch.bfloat16, device=device)
+    model = random_model(LLAMA_3_1_8B, dtype=KVDtype.BFLOAT16, device="cuda")
     results: dict[str, Any] = {}
     if "engine" in parts:
         results["engine"] = [

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from kvengine.block_content import TextOf
 from kvengine.config import EngineConfig
 from kvengine.errors import ConfigError, DeviceError
-from kvengine.llama_config import LlamaConfig
+from kvengine.model_config.decoder import DecoderConfig
+from kvengine.model_config.read import read_config
 from kvengine.model_files import find_demo_model
 from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.tokenizer import LateTokenizer, load_tokenizer
@@ -21,7 +22,7 @@ from kvplan.run_profile import Device
 from kvplan.workload import Tokenize
 
 if TYPE_CHECKING:
-    from kvengine.llama import LlamaModel
+    from kvengine.models.decoder import Decoder
     from kvengine.torch_runner import TorchRunner
 
 DEMO_MODEL = "smollm2-135m"
@@ -37,7 +38,7 @@ class RunModel:
     name: str
     path: Path | None
     """A folder or GGUF file; None for a model profile, which has neither weights nor a tokenizer."""
-    geometry: LlamaConfig | ModelSpec
+    geometry: DecoderConfig | ModelSpec
     """Read from the files, or from a model profile."""
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
@@ -127,7 +128,7 @@ def find_model(name: str, *, folder: Path, needs_weights: bool) -> RunModel:
     path = find_demo_model() if name == DEMO_MODEL else folder / name
     if not path.exists():
         raise _no_such_model(name, is_profile=profile is not None)
-    config = LlamaConfig.from_path(path)
+    config = read_config(path)
     return RunModel(
         name=name, path=path, geometry=config, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
     )
@@ -147,7 +148,7 @@ class LiveModels:
     """Makes runners, and keeps the weights that were loaded last, since the points of a sweep mostly share them."""
 
     def __init__(self) -> None:
-        self._loaded: tuple[tuple[Path, KVDtype, Device], LlamaModel] | None = None
+        self._loaded: tuple[tuple[Path, KVDtype, Device], Decoder] | None = None
 
     def runner(self, model: RunModel, config: EngineConfig, device: Device) -> "TorchRunner":
         """Load a model, if it is not the last one, and make its block pool.

@@ -9,7 +9,7 @@ from benchmarks.on_gpu.timing import synchronise
 from kvengine.clock import RealClock
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.engine import Engine
-from kvengine.llama import LlamaModel
+from kvengine.models.decoder import Decoder
 from kvengine.request import Request, RequestId, SamplingParams
 from kvengine.spec import KVDtype
 from kvengine.torch_runner import TorchRunner
@@ -47,7 +47,7 @@ class PoolFigure:
 
 
 def engine_figure(
-    model: LlamaModel, dtype: KVDtype, *, batch: int, prompt_tokens: int, output_tokens: int, copy_bytes_per_s: float
+    model: Decoder, dtype: KVDtype, *, batch: int, prompt_tokens: int, output_tokens: int, copy_bytes_per_s: float
 ) -> EngineFigure:
     """Prefill a batch of random prompts, then decode it step by step."""
     length = prompt_tokens + output_tokens
@@ -83,7 +83,7 @@ def engine_figure(
 
 
 def pool_figures(
-    model: LlamaModel,
+    model: Decoder,
     dtype: KVDtype,
     *,
     block_sizes: Sequence[int],
@@ -118,7 +118,7 @@ def pool_figures(
 
 
 def _config(
-    model: LlamaModel, dtype: KVDtype, *, block_size: int, num_blocks: int, batch: int, length: int
+    model: Decoder, dtype: KVDtype, *, block_size: int, num_blocks: int, batch: int, length: int
 ) -> EngineConfig:
     return EngineConfig(
         kv_cache=model.config.kv_cache_spec(dtype, block_size),
@@ -128,7 +128,7 @@ def _config(
     )
 
 
-def _add_requests(engine: Engine, model: LlamaModel, batch: int, prompt_tokens: int, output_tokens: int) -> None:
+def _add_requests(engine: Engine, model: Decoder, batch: int, prompt_tokens: int, output_tokens: int) -> None:
     rng = random.Random(batch)
     for index in range(batch):
         prompt = [rng.randrange(model.config.vocab_size) for _ in range(prompt_tokens)]

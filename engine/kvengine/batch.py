@@ -15,6 +15,20 @@ from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
 from kvengine.units import cdiv
 
+BlockTables = Sequence[Sequence[int]]
+"""A request's block table in each group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBatch:
+    """Where the keys and values of a batch lie in one group of layers."""
+
+    slots: Tensor
+    """[num_tokens], int64, where each token's K/V goes."""
+    block_tables: Tensor
+    """[num_rows, max_blocks], int32; what stands behind a row's context, or before the window of a group that has one,
+    is not to be read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
@@ -29,10 +43,8 @@ class ForwardBatch:
     """[num_tokens], int64."""
     positions: Tensor
     """[num_tokens], int64, place in the sequence."""
-    slots: Tensor
-    """[num_tokens], int64, where each token's K/V goes."""
-    block_tables: Tensor
-    """[num_rows, max_blocks], int32; what stands behind a row's context is not to be read."""
+    groups: tuple[GroupBatch, ...]
+    """One for each KV cache group."""
     query_start_loc: Tensor
     """[num_rows + 1], int32."""
     context_lens: Tensor
@@ -55,20 +67,20 @@ class ForwardBatch:
 
 @dataclass(slots=True)
 class _Row:
-    """A line of the block table array, and how many of its entries are written."""
+    """A line of the block table arrays, and how many of its entries are written in each."""
 
     index: int
     request: Request
-    num_blocks: int = 0
+    num_blocks: list[int]
 
 
 class BatchBuilder:
-    """Builds each step's tensors; keeps every running request's block table in one array, edited in place.
+    """Builds each step's tensors; keeps every running request's block tables in an array a group, edited in place.
 
-    A running request costs one comparison a step unless it got a new block: only then its row is written.
+    A running request costs one comparison a group and step unless it got a new block: only then its row is written.
 
     Args:
-        config: Sizes the array: `max_num_seqs` rows of as many blocks as `max_model_len` takes.
+        config: Sizes the arrays: `max_num_seqs` rows of as many blocks as `max_model_len` takes.
         device: Where the tensors go.
     """
 
@@ -76,29 +88,37 @@ class BatchBuilder:
         self._block_size = config.block_size
         self._device = device
         max_blocks = cdiv(config.scheduler.max_model_len, config.block_size)
-        self._tables = np.zeros((config.scheduler.max_num_seqs, max_blocks), dtype=np.int32)
+        shape = (config.scheduler.max_num_seqs, max_blocks)
+        self._tables = [np.zeros(shape, dtype=np.int32) for _ in config.kv_groups]
         self._rows: dict[RequestId, _Row] = {}
         self._free_rows = list(range(config.scheduler.max_num_seqs))
 
     def build(self, output: SchedulerOutput) -> ForwardBatch:
         """Turn a step with at least one token into tensors."""
-        items = sorted(output.scheduled, key=lambda item: item.num_tokens > 1)
-        rows = self._update_rows(items, output)
+        tables_of = [group.tables for group in output.group_blocks] or [[item.block_ids] for item in output.scheduled]
+        pairs = sorted(zip(output.scheduled, tables_of, strict=True), key=lambda pair: pair[0].num_tokens > 1)
+        items, tables = [item for item, _ in pairs], [tables for _, tables in pairs]
+        rows = self._update_rows(items, tables, output)
         counts = np.array([item.num_tokens for item in items], dtype=np.int64)
         starts = np.array([item.start for item in items], dtype=np.int64)
         ends = np.cumsum(counts)
         context_lens = (starts + counts).astype(np.int32)
         query_start_loc = np.concatenate(([0], ends)).astype(np.int32)
         positions = np.arange(ends[-1], dtype=np.int64) + np.repeat(starts - ends + counts, counts)
-        slots = slot_mapping([item.block_ids for item in items], starts.tolist(), counts.tolist(), self._block_size)
         max_blocks = cdiv(int(context_lens.max()), self._block_size)
+        groups = tuple(
+            GroupBatch(
+                slots=self._tensor(slot_mapping([row[index] for row in tables], starts, counts, self._block_size)),
+                block_tables=self._tensor(array[rows, :max_blocks]),
+            )
+            for index, array in enumerate(self._tables)
+        )
         samples = [(row, request_id) for row, item in enumerate(items) for request_id in item.sampled_ids]
         return ForwardBatch(
             num_decodes=int(np.count_nonzero(counts == 1)),
             token_ids=self._tensor(_token_ids(items)),
             positions=self._tensor(positions),
-            slots=self._tensor(slots),
-            block_tables=self._tensor(self._tables[rows, :max_blocks]),
+            groups=groups,
             query_start_loc=self._tensor(query_start_loc),
             context_lens=self._tensor(context_lens),
             host_query_start_loc=query_start_loc,
@@ -107,30 +127,35 @@ class BatchBuilder:
             sampled_requests=tuple(request_id for _, request_id in samples),
         )
 
-    def _update_rows(self, items: Sequence[ScheduledRequest], output: SchedulerOutput) -> list[int]:
-        """Give every scheduled request a row that holds its block table; give up the rows of all others."""
+    def _update_rows(
+        self, items: Sequence[ScheduledRequest], tables: Sequence[BlockTables], output: SchedulerOutput
+    ) -> list[int]:
+        """Give every scheduled request a row that holds its block tables; give up the rows of all others."""
         if len(self._rows) > len(items) or not all(item.request.request_id in self._rows for item in items):
             self._release_others({item.request.request_id for item in items})
-        # A table is only ever appended to, except at admission and where a block is replaced by its copy.
+        # A table is only ever appended to, except at admission and where a block is replaced by its copy, or by the
+        # null block behind a window, where it is not read any more.
         rewritten = {admission.request_id for admission in output.admitted}
         rewrite_all = bool(output.block_copies)
         indices: list[int] = []
-        for item in items:
+        for item, table in zip(items, tables, strict=True):
             request = item.request
             row = self._rows.get(request.request_id)
             if row is None or row.request is not request:
                 row = self._take_row(request, row)
             elif rewrite_all or request.request_id in rewritten:
-                row.num_blocks = 0
-            if row.num_blocks < len(item.block_ids):
-                self._tables[row.index, row.num_blocks : len(item.block_ids)] = item.block_ids[row.num_blocks :]
-                row.num_blocks = len(item.block_ids)
+                row.num_blocks = [0] * len(self._tables)
+            for group, block_ids in enumerate(table):
+                if row.num_blocks[group] < len(block_ids):
+                    first = row.num_blocks[group]
+                    self._tables[group][row.index, first : len(block_ids)] = block_ids[first:]
+                    row.num_blocks[group] = len(block_ids)
             indices.append(row.index)
         return indices
 
     def _take_row(self, request: Request, previous: _Row | None) -> _Row:
         index = self._free_rows.pop() if previous is None else previous.index
-        row = self._rows[request.request_id] = _Row(index=index, request=request)
+        row = self._rows[request.request_id] = _Row(index=index, request=request, num_blocks=[0] * len(self._tables))
         return row
 
     def _release_others(self, scheduled: set[RequestId]) -> None:

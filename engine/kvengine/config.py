@@ -69,6 +69,9 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     groups: tuple[GroupKind, ...] = ()
     """Layers that share a block table, in order; empty stands for one full-attention group."""
+    group_layers: tuple[tuple[int, ...], ...] = ()
+    """The model's layers in each group, by their index; empty where one group has them all. A layer's place in its
+    group is that of its page in a block, and `kv_cache.num_layers` is the length of the longest group."""
     retention_interval: int | None = 0
     """Which window and state blocks are kept for reuse: those at the end of a prompt and where requests part; with a
     number also one tail every so many tokens; with None all."""

@@ -28,19 +28,20 @@ def kv_row_bytes(num_heads: int, key_size: int, value_size: int, element_bytes: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheSpec:
-    """Geometry of a KV cache in which every layer keeps every token (MHA, GQA, MQA).
+    """Geometry of a KV cache whose layers all keep rows of one size of a token (MHA, GQA, MQA, latent rows).
 
-    A block is `block_size` tokens in all layers; a page is one layer's part of it.
+    A block is `block_size` tokens in all layers of a group; a page is one layer's part of it.
     Worked value: 32 layers, 8 KV heads, head_dim 128, bfloat16: 131,072 bytes per token,
     65,536 bytes per page of 16 and 2,097,152 bytes per block of 16.
     """
 
     num_layers: int
+    """Pages of a block: the layers of the model, or those of its longest group."""
     num_kv_heads: int
     """KV heads held by one rank."""
     head_dim: int
     head_dim_v: int
-    """Size of a value head; equal to `head_dim` unless the model says otherwise."""
+    """Size of a value head; equal to `head_dim` unless the model says otherwise, and 0 for latent rows."""
     dtype: KVDtype
     block_size: int
     """Tokens per block."""

@@ -8,13 +8,16 @@ import torch
 from kvengine.attention.select import DeviceName, select_backend, select_device, torch_dtype
 from kvengine.batch import BatchBuilder
 from kvengine.config import EngineConfig
-from kvengine.errors import ConfigError
-from kvengine.llama import LlamaModel
-from kvengine.llama_config import LlamaConfig
+from kvengine.errors import ConfigError, DeviceError
+from kvengine.model_config.decoder import DecoderConfig
+from kvengine.model_config.read import read_config
+from kvengine.models.cache_layout import model_attention
+from kvengine.models.decoder import Decoder
+from kvengine.models.random_weights import RandomWeights
+from kvengine.models.weights import open_weights
 from kvengine.request import RequestId
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.spec import KVDtype
-from kvengine.weights import open_weights
 
 
 class TorchRunner:
@@ -22,17 +25,16 @@ class TorchRunner:
 
     Args:
         model: The weights; several runners may share them.
-        config: Sizes the pools; its geometry and KV type must be the model's.
+        config: Sizes the pools; its geometry, groups and KV type must be the model's.
 
     Raises:
-        ConfigError: The geometry is not the model's, or the KV type cannot be used.
+        ConfigError: Geometry or groups are not the model's, or the KV type cannot be used.
         DeviceError: The pools do not fit.
     """
 
-    def __init__(self, model: LlamaModel, config: EngineConfig) -> None:
+    def __init__(self, model: Decoder, config: EngineConfig) -> None:
         spec = config.kv_cache
-        if spec != model.config.kv_cache_spec(spec.dtype, spec.block_size):
-            raise ConfigError(f"the KV geometry {spec} is not that of the model")
+        attention = model_attention(model.config, config)
         if torch_dtype(spec.dtype) != model.dtype:
             raise ConfigError(f"the KV cache is kept in the model's type {model.dtype}, not in {spec.dtype}")
         if config.scheduler.max_model_len > model.config.max_model_len:
@@ -40,9 +42,7 @@ class TorchRunner:
             raise ConfigError(f"{message} {model.config.max_model_len}")
         self._model = model
         self._builder = BatchBuilder(config, model.device)
-        self._attention, self.backend_reason = select_backend(
-            config, num_heads=model.config.num_heads, device=model.device
-        )
+        self._attention, self.backend_reason = select_backend(config, model=attention, device=model.device)
 
     @property
     def backend_name(self) -> str:
@@ -70,16 +70,31 @@ class TorchRunner:
         return dict(zip(batch.sampled_requests, chosen, strict=True))
 
 
-def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> LlamaModel:
+def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> Decoder:
     """Load a model folder or GGUF file onto a device.
 
     Raises:
         ConfigError: The files are missing, broken or of a kind that is not supported.
         DeviceError: There is no such device, or a package that reads the files is not installed.
     """
-    config = LlamaConfig.from_path(path)
+    config = read_config(path)
     source = open_weights(path, config)
-    return LlamaModel(config, source, dtype=torch_dtype(dtype), device=select_device(device))
+    return Decoder(config, source, dtype=torch_dtype(dtype), device=select_device(device))
+
+
+def random_model(config: DecoderConfig, *, dtype: KVDtype, device: DeviceName = "auto", seed: int = 0) -> Decoder:
+    """Make a model without a checkpoint: random weights, in their final type from the start.
+
+    Raises:
+        ConfigError: The engine cannot compute in this type.
+        DeviceError: There is no such device, or the weights do not fit on it.
+    """
+    target, torch_type = select_device(device), torch_dtype(dtype)
+    source = RandomWeights(dtype=torch_type, device=target, seed=seed, norm_weight=1.0 - config.norm_offset)
+    try:
+        return Decoder(config, source, dtype=torch_type, device=target)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise DeviceError(f"the weights do not fit on {target.type}: {str(error).splitlines()[0]}") from None
 
 
 def load_runner(path: Path, config: EngineConfig, *, device: DeviceName = "auto") -> TorchRunner:

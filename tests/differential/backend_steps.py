@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvengine.attention.base import AttentionBackend, attend
-from kvengine.batch import ForwardBatch
+from kvengine.batch import ForwardBatch, GroupBatch
 from kvengine.spec import KVCacheSpec, KVDtype
 from kvkernels import reference
 from tests.differential.paged_case import PagedCase
@@ -30,8 +30,7 @@ def a_batch(case: PagedCase, *, num_decodes: int, slots: Tensor) -> ForwardBatch
         num_decodes=num_decodes,
         token_ids=unused,
         positions=unused,
-        slots=slots,
-        block_tables=case.block_tables,
+        groups=(GroupBatch(slots=slots, block_tables=case.block_tables),),
         query_start_loc=case.query_start_loc,
         context_lens=case.context_lens,
         host_query_start_loc=case.query_start_loc.cpu().numpy(),

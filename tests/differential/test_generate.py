@@ -3,8 +3,8 @@
 import pytest
 
 from kvengine.errors import DeviceError
-from kvengine.llama import LlamaModel
 from kvengine.model_files import find_demo_model
+from kvengine.models.decoder import Decoder
 from kvengine.spec import KVDtype
 from kvengine.torch_runner import load_model
 from tests.oracle.generate import Configuration, compare, load_cases
@@ -12,21 +12,21 @@ from tests.support import shared_path
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaModel:
+def model() -> Decoder:
     try:
         return load_model(find_demo_model(), dtype=KVDtype.FLOAT32, device="cpu")
     except DeviceError as error:
         pytest.skip(f"{error.message} ({error.hint})")
 
 
-def test_demo_model_reproduces_the_known_tokens_through_chunks_and_preemptions(model: LlamaModel) -> None:
+def test_demo_model_reproduces_the_known_tokens_through_chunks_and_preemptions(model: Decoder) -> None:
     cases = load_cases(shared_path("oracle/smollm2_greedy.json"))
     squeezed = Configuration(name="", block_size=8, pool_tokens=512, token_budget=48, min_preemptions=1)
 
     assert compare(squeezed, model, cases).mismatches == ()
 
 
-def test_demo_model_reproduces_the_known_tokens_from_cached_prefixes(model: LlamaModel) -> None:
+def test_demo_model_reproduces_the_known_tokens_from_cached_prefixes(model: Decoder) -> None:
     # The first five prompts have 5, 15, 43, 18 and 37 tokens, so the second time all but one of each are cached
     # at block size 1: 113 tokens, and more where prompts share their beginning.
     cases = load_cases(shared_path("oracle/smollm2_greedy.json"))[:5]

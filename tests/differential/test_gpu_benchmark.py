@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 
 import pytest
 import torch
 
+from kvengine.model_config.huggingface import config_from_mapping
 from kvengine.spec import KVDtype
+from kvengine.torch_runner import random_model
 from tests.differential.test_kernels import run_python
 from tests.support import ROOT
 
@@ -18,19 +19,22 @@ pytest.importorskip("triton", reason="needs triton, which has no wheel for this 
 from benchmarks.on_gpu.attention import Shape, decode_shapes
 from benchmarks.on_gpu.engine import engine_figure, pool_figures
 from benchmarks.on_gpu.memory import copy_bytes_per_s
-from benchmarks.on_gpu.random_model import LLAMA_3_1_8B, random_model, weight_bytes_read
+from benchmarks.on_gpu.random_model import LLAMA_3_1_8B, weight_bytes_read
 
 CPU = torch.device("cpu")
-TINY = replace(
-    LLAMA_3_1_8B,
-    num_layers=2,
-    hidden_size=32,
-    intermediate_size=48,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    vocab_size=60,
-    max_model_len=256,
+TINY = config_from_mapping(
+    {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 60,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+    },
+    where="tiny",
 )
 
 ATTENTION = """
@@ -77,7 +81,7 @@ def test_a_decode_step_of_llama_8b_reads_15_gigabytes_of_weights() -> None:
 
 
 def test_the_engine_is_held_against_reading_weights_and_cache_once_a_step() -> None:
-    model = random_model(TINY, dtype=torch.float32, device=CPU)
+    model = random_model(TINY, dtype=KVDtype.FLOAT32, device="cpu")
 
     figure = engine_figure(model, KVDtype.FLOAT32, batch=3, prompt_tokens=8, output_tokens=6, copy_bytes_per_s=1e6)
 
@@ -89,7 +93,7 @@ def test_the_engine_is_held_against_reading_weights_and_cache_once_a_step() -> N
 
 
 def test_a_pool_that_is_too_small_preempts_at_every_block_size() -> None:
-    model = random_model(TINY, dtype=torch.float32, device=CPU)
+    model = random_model(TINY, dtype=KVDtype.FLOAT32, device="cpu")
 
     figures = pool_figures(
         model, KVDtype.FLOAT32, block_sizes=(4, 8), pool_tokens=64, requests=4, prompt_tokens=12, output_tokens=16

@@ -10,13 +10,14 @@ import torch
 from kvengine.attention.torch_backend import TorchBackend
 from kvengine.batch import BatchBuilder
 from kvengine.config import EngineConfig, SchedulerConfig
-from kvengine.llama import LlamaModel
-from kvengine.llama_config import LlamaConfig
+from kvengine.model_config.read import read_config
+from kvengine.models.cache_layout import model_attention
+from kvengine.models.decoder import Decoder
+from kvengine.models.weights import open_weights
 from kvengine.request import Request
 from kvengine.scheduler import Scheduler
 from kvengine.spec import KVDtype
 from kvengine.torch_runner import TorchRunner, load_model
-from kvengine.weights import open_weights
 from tests.builders import a_request
 from tests.differential.plain_llama import next_token_logits
 from tests.differential.tiny_llama import a_llama_config, random_llama_weights, save_llama
@@ -40,13 +41,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def load(folder: Path, config: dict[str, Any], *, num_files: int = 1) -> LlamaModel:
+def load(folder: Path, config: dict[str, Any], *, num_files: int = 1) -> Decoder:
     path = save_llama(folder, config, random_llama_weights(config), num_files=num_files)
     return load_model(path, dtype=KVDtype.FLOAT32, device="cpu")
 
 
 def engine_config(
-    model: LlamaModel, *, block_size: int, budget: int = 512, num_blocks: int = 200, caching: bool = True
+    model: Decoder, *, block_size: int, budget: int = 512, num_blocks: int = 200, caching: bool = True
 ) -> EngineConfig:
     return EngineConfig(
         kv_cache=model.config.kv_cache_spec(KVDtype.FLOAT32, block_size),
@@ -57,7 +58,7 @@ def engine_config(
 
 
 def generate(
-    model: LlamaModel, config: EngineConfig, *, max_tokens: int = 12, runner: TorchRunner | None = None
+    model: Decoder, config: EngineConfig, *, max_tokens: int = 12, runner: TorchRunner | None = None
 ) -> list[Request]:
     scheduler, runner = Scheduler(config), runner or TorchRunner(model, config)
     requests = [a_request(str(index), prompt=prompt, max_tokens=max_tokens) for index, prompt in enumerate(PROMPTS)]
@@ -129,11 +130,13 @@ def test_logits_of_a_chunked_paged_prefill_are_those_of_the_plain_decoder(varian
     config = a_llama_config(**VARIANTS[variant])
     path = save_llama(tmp_path, config, random_llama_weights(config))
     weights = {name: value.astype(np.float64) for name, value in random_llama_weights(config).items()}
-    geometry = LlamaConfig.from_path(path)
+    geometry = read_config(path)
     cpu, dtype = torch.device("cpu"), torch.float64
-    model = LlamaModel(geometry, open_weights(path, geometry), dtype=dtype, device=cpu)
+    model = Decoder(geometry, open_weights(path, geometry), dtype=dtype, device=cpu)
     limits = engine_config(model, block_size=4, budget=5)
-    backend = TorchBackend(limits.kv_cache, limits.num_blocks, num_heads=geometry.num_heads, dtype=dtype, device=cpu)
+    backend = TorchBackend(
+        limits.kv_cache, limits.num_blocks, model=model_attention(geometry, limits), dtype=dtype, device=cpu
+    )
     builder, scheduler = BatchBuilder(limits, cpu), Scheduler(limits)
     prompt = list(range(10, 31))
     scheduler.add_request(a_request(prompt=prompt, max_tokens=1))

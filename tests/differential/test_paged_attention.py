@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvengine.attention.base import ModelAttention
 from kvengine.attention.torch_backend import TorchBackend
 from kvkernels import reference
 from tests.differential.backend_steps import a_spec, attend_step, fill_cache
@@ -195,10 +196,11 @@ def assert_close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 
 def a_backend(case: PagedCase, *, num_layers: int = 1) -> TorchBackend:
+    spec = a_spec(case, num_layers=num_layers)
     return TorchBackend(
-        a_spec(case, num_layers=num_layers),
+        spec,
         len(case.k_cache),
-        num_heads=case.q.shape[1],
+        model=ModelAttention.plain(spec, num_heads=case.q.shape[1]),
         dtype=case.q.dtype,
         device=torch.device("cpu"),
     )

@@ -15,8 +15,8 @@ from typing import Any
 
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import KVError
-from kvengine.llama import LlamaModel
 from kvengine.model_files import find_demo_model
+from kvengine.models.decoder import Decoder
 from kvengine.request import Request, RequestId, SamplingParams
 from kvengine.scheduler import Scheduler
 from kvengine.spec import KVDtype
@@ -58,7 +58,7 @@ class Configuration:
     min_preemptions: int = 0
     min_hit_tokens: int = 0
 
-    def engine_config(self, model: LlamaModel) -> EngineConfig:
+    def engine_config(self, model: Decoder) -> EngineConfig:
         return EngineConfig(
             kv_cache=model.config.kv_cache_spec(self.dtype, self.block_size),
             num_blocks=cdiv(self.pool_tokens, self.block_size) + 1,
@@ -106,7 +106,7 @@ def load_cases(path: Path) -> list[GoldenCase]:
         raise OracleInputError(f"{path}: not a file of greedy cases: {error}") from error
 
 
-def _announced(configuration: Configuration, model: LlamaModel, cases: Sequence[GoldenCase]) -> Outcome:
+def _announced(configuration: Configuration, model: Decoder, cases: Sequence[GoldenCase]) -> Outcome:
     started = time.monotonic()
     outcome = compare(configuration, model, cases)
     verdict = "ok" if outcome.passed else "FAILED"
@@ -114,7 +114,7 @@ def _announced(configuration: Configuration, model: LlamaModel, cases: Sequence[
     return outcome
 
 
-def compare(configuration: Configuration, model: LlamaModel, cases: Sequence[GoldenCase]) -> Outcome:
+def compare(configuration: Configuration, model: Decoder, cases: Sequence[GoldenCase]) -> Outcome:
     """Generate under one configuration and list the cases that differ."""
     run = _Run(configuration, model)
     mismatches: list[Mismatch] = []
@@ -134,7 +134,7 @@ def compare(configuration: Configuration, model: LlamaModel, cases: Sequence[Gol
 class _Run:
     """One scheduler and one runner, and what happened in them."""
 
-    def __init__(self, configuration: Configuration, model: LlamaModel) -> None:
+    def __init__(self, configuration: Configuration, model: Decoder) -> None:
         config = configuration.engine_config(model)
         self._group_size = configuration.group_size
         self._scheduler = Scheduler(config)

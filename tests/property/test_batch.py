@@ -46,7 +46,7 @@ def test_every_step_becomes_the_batch_that_its_definition_asks_for(
         items += [item for item in output.scheduled if item.num_tokens > 1]
         token = 0
         for row, item in enumerate(items):
-            blocks = batch.block_tables[row].tolist()
+            blocks = batch.groups[0].block_tables[row].tolist()
             assert blocks[: -(-(item.start + item.num_tokens) // block_size)] == list(
                 item.block_ids[: -(-(item.start + item.num_tokens) // block_size)]
             )
@@ -55,7 +55,7 @@ def test_every_step_becomes_the_batch_that_its_definition_asks_for(
             for position in range(item.start, item.start + item.num_tokens):
                 assert batch.token_ids[token] == item.request.all_token_ids[position]
                 assert batch.positions[token] == position
-                block, offset = divmod(int(batch.slots[token]), block_size)
+                block, offset = divmod(int(batch.groups[0].slots[token]), block_size)
                 assert (block, offset) == (item.block_ids[position // block_size], position % block_size)
                 token += 1
         assert batch.num_tokens == token == output.num_tokens

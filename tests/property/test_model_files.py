@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvengine.errors import ConfigError
 from kvengine.gguf_file import read_gguf
-from kvengine.llama_config import LlamaConfig
+from kvengine.model_config.read import read_config
+from tests.unit.test_decoder_config import LLAMA_32_1B
 from tests.unit.test_gguf_file import a_gguf
-from tests.unit.test_llama_config import LLAMA_32_1B
 
 ODD_VALUES: list[Any] = [
     None,
@@ -60,7 +60,7 @@ def test_a_config_with_odd_values_is_assert_read_or_refused(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps({**LLAMA_32_1B, "rope_scaling": scaling, **changes}))
-        assert_read_or_refused(LlamaConfig.from_path, path)
+        assert_read_or_refused(read_config, path)
 
 
 @settings(max_examples=200, deadline=None)

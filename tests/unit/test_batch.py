@@ -34,7 +34,7 @@ def a_step(
 
 
 def tables(batch: ForwardBatch) -> list[list[int]]:
-    return batch.block_tables.tolist()
+    return batch.groups[0].block_tables.tolist()
 
 
 def test_a_mixed_step_is_packed_with_single_tokens_first() -> None:
@@ -49,7 +49,7 @@ def test_a_mixed_step_is_packed_with_single_tokens_first() -> None:
     assert batch.token_ids.tolist() == [24, 10, 11, 12, 13, 14, 15, 31, 32]
     assert batch.positions.tolist() == [4, 0, 1, 2, 3, 4, 5, 1, 2]
     # Block 9 starts at slot 36; blocks 7 and 2 at 28 and 8; block 3 at 12.
-    assert batch.slots.tolist() == [36, 28, 29, 30, 31, 8, 9, 13, 14]
+    assert batch.groups[0].slots.tolist() == [36, 28, 29, 30, 31, 8, 9, 13, 14]
     assert tables(batch) == [[5, 9], [7, 2], [3, 0]]
     assert batch.query_start_loc.tolist() == [0, 1, 7, 9]
     assert batch.context_lens.tolist() == [5, 6, 3]
@@ -61,9 +61,9 @@ def test_a_mixed_step_is_packed_with_single_tokens_first() -> None:
 def test_types_are_those_that_kernels_expect() -> None:
     batch = a_builder().build(a_step((a_request("a", prompt=[1, 2]), 0, 2, [1])))
 
-    for tensor in (batch.token_ids, batch.positions, batch.slots, batch.sampled_tokens):
+    for tensor in (batch.token_ids, batch.positions, batch.groups[0].slots, batch.sampled_tokens):
         assert tensor.dtype == torch.int64
-    for tensor in (batch.block_tables, batch.query_start_loc, batch.context_lens):
+    for tensor in (batch.groups[0].block_tables, batch.query_start_loc, batch.context_lens):
         assert tensor.dtype == torch.int32
 
 
@@ -75,7 +75,7 @@ def test_a_table_grows_with_its_request() -> None:
     batch = builder.build(a_step((request, 4, 1, [7, 3])))
 
     assert tables(batch) == [[7, 3]]
-    assert batch.slots.tolist() == [12]
+    assert batch.groups[0].slots.tolist() == [12]
 
 
 def test_a_resumed_request_gets_its_new_blocks() -> None:

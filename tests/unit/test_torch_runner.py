@@ -10,24 +10,25 @@ import torch
 from kvengine.attention.select import select_backend, select_device
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError, DeviceError
-from kvengine.llama import LlamaModel
+from kvengine.models.cache_layout import model_attention
+from kvengine.models.decoder import Decoder
+from kvengine.models.weights import open_weights
 from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
 from kvengine.spec import KVDtype
 from kvengine.tokenizer import load_tokenizer
 from kvengine.torch_runner import TorchRunner, load_model, load_runner
-from kvengine.weights import open_weights
 from tests.builders import a_request
 from tests.differential.tiny_llama import a_llama_config, random_llama_weights, save_llama
 from tests.support import ROOT
 
 
-def a_model(tmp_path: Path) -> LlamaModel:
+def a_model(tmp_path: Path) -> Decoder:
     config = a_llama_config()
     return load_model(save_llama(tmp_path, config, random_llama_weights(config)), dtype=KVDtype.FLOAT32, device="cpu")
 
 
-def a_config(model: LlamaModel, *, dtype: KVDtype = KVDtype.FLOAT32) -> EngineConfig:
+def a_config(model: Decoder, *, dtype: KVDtype = KVDtype.FLOAT32) -> EngineConfig:
     return EngineConfig(
         kv_cache=model.config.kv_cache_spec(dtype, 4),
         num_blocks=10,
@@ -135,7 +136,7 @@ def test_a_pool_that_memory_cannot_hold_is_one_clear_error(tmp_path: Path) -> No
     model = a_model(tmp_path)
     huge = replace(a_config(model), num_blocks=2**45)
     with pytest.raises(DeviceError) as caught:
-        select_backend(huge, num_heads=3, device=torch.device("cpu"))
+        select_backend(huge, model=model_attention(model.config, huge), device=torch.device("cpu"))
     assert "cannot allocate 35184372088832 blocks (16,384.00 TiB) on cpu" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -161,7 +162,7 @@ def test_loading_and_building_go_through_one_call(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_package_is_a_device_error_with_the_command_that_installs_it(
-    package: str, call: Callable[[Path, LlamaModel], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, call: Callable[[Path, Decoder], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = a_model(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)  # what Python does for a package that is not there

@@ -1,12 +1,51 @@
 """What a model needs from attention over a paged cache, whatever the device."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvengine.batch import ForwardBatch
+from kvengine.spec import KVCacheSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerAttention:
+    """What one layer attends to, and where its part of a block lies."""
+
+    group: int = 0
+    """Whose block table it follows."""
+    place: int
+    """Which page of a block is its own; layers of other groups have the same one in other blocks."""
+    window: int | None = None
+    """Tokens that are attended to, the current one included; None for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAttention:
+    """What a model asks of attention; a backend is made for one model."""
+
+    num_heads: int
+    """Query heads."""
+    value_size: int
+    """Elements of an attended head; of a latent row, which has no value beside it, the leading ones are the value."""
+    scale: float
+    """What the products of queries and keys are multiplied by."""
+    softcap: float | None = None
+    """Scores are squeezed into (-softcap, softcap) by tanh."""
+    layers: tuple[LayerAttention, ...]
+
+    @classmethod
+    def plain(cls, spec: KVCacheSpec, *, num_heads: int) -> "ModelAttention":
+        """Every layer attends to every token, with the usual scale."""
+        return cls(
+            num_heads=num_heads,
+            value_size=spec.head_dim_v,
+            scale=spec.head_dim**-0.5,
+            layers=tuple(LayerAttention(place=layer) for layer in range(spec.num_layers)),
+        )
 
 
 class AttentionBackend(Protocol):
@@ -33,6 +72,11 @@ class AttentionBackend(Protocol):
         ...
 
     @property
+    def value_size(self) -> int:
+        """Elements of an attended head."""
+        ...
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes really allocated for the pools of all layers."""
         ...
@@ -41,8 +85,8 @@ class AttentionBackend(Protocol):
         """Prepare a step; the calls below belong to this batch until the next one is planned."""
         ...
 
-    def store_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Write a layer's new keys and values into their slots.
+    def store_kv(self, layer: int, k: Tensor, v: Tensor | None) -> None:
+        """Write a layer's new keys and values into their slots; latent rows have no values.
 
         Shapes:
             k, v: [num_tokens, num_kv_heads, head_dim]
@@ -53,15 +97,17 @@ class AttentionBackend(Protocol):
         """Attend from the rows with a single token.
 
         Shapes:
-            q, out: [num_decodes, num_heads, head_dim]
+            q: [num_decodes, num_heads, head_dim]
+            out: [num_decodes, num_heads, value_size]
         """
         ...
 
     def prefill(self, layer: int, q: Tensor, out: Tensor) -> None:
-        """Attend from the rows with longer chunks, causally over their whole context.
+        """Attend from the rows with longer chunks, causally over their context or the layer's window of it.
 
         Shapes:
-            q, out: [num_tokens - num_decodes, num_heads, head_dim]
+            q: [num_tokens - num_decodes, num_heads, head_dim]
+            out: [num_tokens - num_decodes, num_heads, value_size]
         """
         ...
 
@@ -70,18 +116,18 @@ class AttentionBackend(Protocol):
         ...
 
 
-def attend(backend: AttentionBackend, layer: int, q: Tensor, k: Tensor, v: Tensor, num_decodes: int) -> Tensor:
+def attend(backend: AttentionBackend, layer: int, q: Tensor, k: Tensor, v: Tensor | None, num_decodes: int) -> Tensor:
     """Store a layer's keys and values, then attend from every token of the planned batch.
 
     Shapes:
         q: [num_tokens, num_heads, head_dim], the first `num_decodes` of them from rows with a single token
-        k, v: [num_tokens, num_kv_heads, head_dim]
+        k, v: [num_tokens, num_kv_heads, head_dim]; no v where k are latent rows
 
     Returns:
-        [num_tokens, num_heads, head_dim]
+        [num_tokens, num_heads, value_size]
     """
     backend.store_kv(layer, k, v)
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:2], backend.value_size)
     if num_decodes:
         backend.decode(layer, q[:num_decodes], out[:num_decodes])
     if num_decodes < q.shape[0]:

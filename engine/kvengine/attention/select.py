@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from kvengine.attention.base import AttentionBackend
+from kvengine.attention.base import AttentionBackend, ModelAttention
 from kvengine.attention.torch_backend import TorchBackend
 from kvengine.config import EngineConfig
 from kvengine.errors import ConfigError, DeviceError
@@ -58,7 +58,7 @@ def torch_dtype(dtype: KVDtype) -> torch.dtype:
     return _TORCH_DTYPES[dtype]
 
 
-def select_backend(config: EngineConfig, *, num_heads: int, device: torch.device) -> Selection:
+def select_backend(config: EngineConfig, *, model: ModelAttention, device: torch.device) -> Selection:
     """Allocate the pools of all layers on a device, and choose what attends over them.
 
     On a GPU the Triton kernels; on the CPU torch, unless `TRITON_INTERPRET=1` asks for the kernels to be interpreted.
@@ -69,16 +69,14 @@ def select_backend(config: EngineConfig, *, num_heads: int, device: torch.device
     """
     spec = config.kv_cache
     dtype = torch_dtype(spec.dtype)
-    obstacle = _obstacle_to_triton(spec, device)
+    obstacle = _obstacle_to_triton(spec, model, device)
     try:
         if obstacle is None:
             from kvengine.attention.triton_backend import TritonBackend
 
-            backend: AttentionBackend = TritonBackend(
-                spec, config.num_blocks, num_heads=num_heads, dtype=dtype, device=device
-            )
+            backend: AttentionBackend = TritonBackend(spec, config.num_blocks, model=model, dtype=dtype, device=device)
         else:
-            backend = TorchBackend(spec, config.num_blocks, num_heads=num_heads, dtype=dtype, device=device)
+            backend = TorchBackend(spec, config.num_blocks, model=model, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
         size = format_bytes(config.num_blocks * spec.block_bytes)
         raise DeviceError(
@@ -91,7 +89,7 @@ def select_backend(config: EngineConfig, *, num_heads: int, device: torch.device
     return Selection(backend, f"Triton kernels on {device.type}{how}")
 
 
-def _obstacle_to_triton(spec: KVCacheSpec, device: torch.device) -> str | None:
+def _obstacle_to_triton(spec: KVCacheSpec, model: ModelAttention, device: torch.device) -> str | None:
     """Say why the Triton kernels cannot be used here; None where they can.
 
     Raises:
@@ -102,6 +100,10 @@ def _obstacle_to_triton(spec: KVCacheSpec, device: torch.device) -> str | None:
         return f"the one backend that runs on {device.type}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if not spec.head_dim_v:
+        return "the kernels do not keep latent rows"
+    if model.softcap is not None:
+        return "the kernels do not soft-cap scores"
     if spec.head_dim > _MAX_HEAD_DIM:
         return f"heads of {spec.head_dim} are more than the {_MAX_HEAD_DIM} that the kernels take"
     if interpreted and spec.dtype is KVDtype.BFLOAT16:

@@ -1,7 +1,7 @@
 """Attention by the Triton kernels: on a CUDA device, or interpreted on the CPU for tests.
 
-All pools are one tensor [2 * num_layers, num_blocks, elements of a page], keys and values of a layer side by side, so
-that copying a block copies it in all layers with one launch.
+All pools are one tensor [2 * layers of a block, num_blocks, elements of a page], keys and values of a layer side by
+side, so that copying a block copies it in all layers with one launch.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvengine.attention.base import ModelAttention
 from kvengine.batch import ForwardBatch
 from kvengine.spec import KVCacheSpec
 from kvkernels.copy_blocks import copy_blocks
@@ -18,6 +19,9 @@ from kvkernels.layout import KVLayout, page_shapes, paged_kv
 from kvkernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from kvkernels.paged_prefill import paged_prefill, plan_prefill
 from kvkernels.store_kv import store_kv
+
+_Key = tuple[int, int | None]
+"""The group and the window of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +35,24 @@ class _Prefill:
     tiles: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """What layers with one block table and one window have in common in a step."""
+
+    slots: Tensor
+    decode_tables: Tensor
+    decode_lens: Tensor
+    decode_plan: DecodePlan
+    prefill: _Prefill
+
+
 class TritonBackend:
     """Pools of all layers, and the kernels that work on them.
 
     Args:
         spec: Geometry of the cache.
         num_blocks: Blocks in the pool, the null block included.
-        num_heads: Query heads.
+        model: What the model asks of attention.
         dtype: Type of the cache, and of q, k and v.
         device: Where the pools are allocated.
         layout: How a block's elements are ordered.
@@ -50,17 +65,18 @@ class TritonBackend:
         spec: KVCacheSpec,
         num_blocks: int,
         *,
-        num_heads: int,
+        model: ModelAttention,
         dtype: torch.dtype,
         device: torch.device,
         layout: KVLayout = KVLayout.BLOCK_MAJOR,
     ) -> None:
         self.device = device
         self.dtype = dtype
-        self._num_heads = num_heads
+        self.value_size = model.value_size
+        self._num_heads = model.num_heads
         self._num_kv_heads = spec.num_kv_heads
         self._head_dim = spec.head_dim
-        self._scale = spec.head_dim**-0.5
+        self._scale = model.scale
         k_page, v_page = page_shapes(
             layout,
             block_size=spec.block_size,
@@ -70,14 +86,13 @@ class TritonBackend:
         )
         page_size = spec.block_size * spec.num_kv_heads * spec.head_dim
         self._pool = torch.zeros(2 * spec.num_layers, num_blocks, page_size, dtype=dtype, device=device)
-        self._layers = [
+        caches = [
             paged_kv(layout, k.view(num_blocks, *k_page), v.view(num_blocks, *v_page))
             for k, v in zip(self._pool[::2], self._pool[1::2], strict=True)
         ]
-        self._slots = torch.empty(0, dtype=torch.int64, device=device)
-        self._decode_tables = self._decode_lens = torch.empty(0, dtype=torch.int32, device=device)
-        self._decode_plan: DecodePlan | None = None
-        self._prefill: _Prefill | None = None
+        self._caches = [caches[layer.place] for layer in model.layers]
+        self._keys = [(layer.group, layer.window) for layer in model.layers]
+        self._views: dict[_Key, _View] = {}
 
     @property
     def cache_bytes(self) -> int:
@@ -87,53 +102,70 @@ class TritonBackend:
     def plan(self, batch: ForwardBatch) -> None:
         """List the parts of the decode contexts and the tiles of the chunks; allocate the workspace of the parts."""
         decodes = batch.num_decodes
-        self._slots = batch.slots
-        self._decode_tables, self._decode_lens = batch.block_tables[:decodes], batch.context_lens[:decodes]
-        self._decode_plan = plan_decode(
-            batch.host_context_lens[:decodes], num_heads=self._num_heads, head_dim=self._head_dim, device=self.device
+        tiles = plan_prefill(
+            np.diff(batch.host_query_start_loc[decodes:]),
+            num_heads=self._num_heads,
+            num_kv_heads=self._num_kv_heads,
+            head_dim=self._head_dim,
+            dtype=self.dtype,
+            device=self.device,
         )
-        self._prefill = _Prefill(
-            block_tables=batch.block_tables[decodes:],
-            context_lens=batch.context_lens[decodes:],
-            query_start_loc=batch.query_start_loc[decodes:] - decodes,
-            tiles=plan_prefill(
-                np.diff(batch.host_query_start_loc[decodes:]),
-                num_heads=self._num_heads,
-                num_kv_heads=self._num_kv_heads,
-                head_dim=self._head_dim,
-                dtype=self.dtype,
-                device=self.device,
-            ),
-        )
+        query_start_loc = batch.query_start_loc[decodes:] - decodes
+        self._views = {
+            (group, window): _View(
+                slots=batch.groups[group].slots,
+                decode_tables=batch.groups[group].block_tables[:decodes],
+                decode_lens=batch.context_lens[:decodes],
+                decode_plan=plan_decode(
+                    batch.host_context_lens[:decodes],
+                    num_heads=self._num_heads,
+                    head_dim=self._head_dim,
+                    device=self.device,
+                    window=window,
+                ),
+                prefill=_Prefill(
+                    block_tables=batch.groups[group].block_tables[decodes:],
+                    context_lens=batch.context_lens[decodes:],
+                    query_start_loc=query_start_loc,
+                    tiles=tiles,
+                ),
+            )
+            for group, window in dict.fromkeys(self._keys)
+        }
 
-    def store_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def store_kv(self, layer: int, k: Tensor, v: Tensor | None) -> None:
         """Write a layer's new keys and values into their slots."""
-        store_kv(k, v, self._layers[layer], self._slots)
+        assert v is not None, "latent rows are kept by the torch backend only"
+        store_kv(k, v, self._caches[layer], self._views[self._keys[layer]].slots)
 
     def decode(self, layer: int, q: Tensor, out: Tensor) -> None:
         """Attend from the rows with a single token."""
-        assert self._decode_plan is not None, "a step is planned before its layers run"
+        key = self._keys[layer]
+        view = self._views[key]
         paged_decode(
             q,
-            self._layers[layer],
-            self._decode_tables,
-            self._decode_lens,
-            self._decode_plan,
+            self._caches[layer],
+            view.decode_tables,
+            view.decode_lens,
+            view.decode_plan,
             scale=self._scale,
+            window=key[1],
             out=out,
         )
 
     def prefill(self, layer: int, q: Tensor, out: Tensor) -> None:
         """Attend from the rows with longer chunks."""
-        assert self._prefill is not None, "a step is planned before its layers run"
+        key = self._keys[layer]
+        prefill = self._views[key].prefill
         paged_prefill(
             q,
-            self._layers[layer],
-            self._prefill.block_tables,
-            self._prefill.context_lens,
-            self._prefill.query_start_loc,
-            self._prefill.tiles,
+            self._caches[layer],
+            prefill.block_tables,
+            prefill.context_lens,
+            prefill.query_start_loc,
+            prefill.tiles,
             scale=self._scale,
+            window=key[1],
             out=out,
         )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kvengine.attention.base import ModelAttention
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.request import Request
 from kvengine.scheduler import Scheduler
@@ -30,9 +31,10 @@ def backend_case(layout: str) -> Case:
             head_dim=8, dtype=dtype,
         )  # fmt: skip
         case = case.on(device)
+        spec = a_spec(case, num_layers=2)
         backend = TritonBackend(
-            a_spec(case, num_layers=2), len(case.k_cache), num_heads=6, dtype=dtype, device=torch.device(device),
-            layout=KVLayout(layout),
+            spec, len(case.k_cache), model=ModelAttention.plain(spec, num_heads=6), dtype=dtype,
+            device=torch.device(device), layout=KVLayout(layout),
         )  # fmt: skip
         fill_cache(backend, case, num_layers=2)
         known = plain_attention(case, scale=8**-0.5)

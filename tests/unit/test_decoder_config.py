@@ -6,7 +6,16 @@ import pytest
 
 from kvengine.errors import ConfigError
 from kvengine.gguf_file import GGUFFile, GGUFTensor
-from kvengine.llama_config import LlamaConfig, RopeConfig, RopeKind, config_from_gguf
+from kvengine.model_config.decoder import (
+    DecoderConfig,
+    DenseFeed,
+    GroupedAttention,
+    RopeConfig,
+    RopeKind,
+    uniform_layers,
+)
+from kvengine.model_config.gguf import config_from_gguf
+from kvengine.model_config.read import read_config
 from kvengine.spec import KVDtype
 
 LLAMA_32_1B: dict[str, Any] = {
@@ -35,24 +44,27 @@ LLAMA_32_1B: dict[str, Any] = {
     "attention_bias": False,
 }
 """As published with the model."""
+SUPPORTED = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, mixtral, qwen3_moe, deepseek_v2, deepseek_v3"
 
 
-def read(tmp_path: Path, config: object) -> LlamaConfig:
+def grouped(config: DecoderConfig) -> GroupedAttention:
+    """The attention of a model whose layers are all alike."""
+    (attention,) = {layer.attention for layer in config.layers}
+    assert isinstance(attention, GroupedAttention)
+    return attention
+
+
+def read(tmp_path: Path, config: object) -> DecoderConfig:
     (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    return LlamaConfig.from_path(tmp_path)
+    return read_config(tmp_path)
 
 
 def test_a_published_config_is_read_in_full(tmp_path: Path) -> None:
-    assert read(tmp_path, LLAMA_32_1B) == LlamaConfig(
-        num_layers=16,
-        hidden_size=2048,
-        intermediate_size=8192,
+    attention = GroupedAttention(
         num_heads=32,
         num_kv_heads=8,
         head_dim=64,
-        vocab_size=128256,
-        max_model_len=131072,
-        rms_norm_eps=1e-5,
+        scale=0.125,
         rope=RopeConfig(
             theta=500000.0,
             kind=RopeKind.LLAMA3,
@@ -61,13 +73,20 @@ def test_a_published_config_is_read_in_full(tmp_path: Path) -> None:
             high_freq_factor=4.0,
             original_max_model_len=8192,
         ),
+    )
+    assert read(tmp_path, LLAMA_32_1B) == DecoderConfig(
+        layers=uniform_layers(attention, DenseFeed(intermediate_size=8192), 16),
+        hidden_size=2048,
+        vocab_size=128256,
+        max_model_len=131072,
+        rms_norm_eps=1e-5,
         tie_word_embeddings=True,
         eos_token_ids=frozenset({128001, 128008, 128009}),
     )
 
 
 def test_a_config_file_and_its_folder_are_the_same_model(tmp_path: Path) -> None:
-    assert read(tmp_path, LLAMA_32_1B) == LlamaConfig.from_path(tmp_path / "config.json")
+    assert read(tmp_path, LLAMA_32_1B) == read_config(tmp_path / "config.json")
 
 
 def test_the_cache_geometry_counts_kv_heads_not_query_heads(tmp_path: Path) -> None:
@@ -83,7 +102,8 @@ def test_fields_that_old_configs_leave_out_take_their_documented_defaults(tmp_pa
 
     config = read(tmp_path, old)
 
-    assert (config.num_kv_heads, config.head_dim, config.rope) == (32, 64, RopeConfig(theta=10000.0))
+    attention = grouped(config)
+    assert (attention.num_kv_heads, attention.head_dim, attention.rope) == (32, 64, RopeConfig(theta=10000.0))
     assert (config.tie_word_embeddings, config.eos_token_ids) == (False, frozenset())
 
 
@@ -109,14 +129,14 @@ def test_end_tokens_of_the_generation_config_are_added(tmp_path: Path) -> None:
     ],
 )
 def test_every_spelling_of_rotary_scaling_is_read(keys: dict[str, Any], rope: RopeConfig, tmp_path: Path) -> None:
-    assert read(tmp_path, {**LLAMA_32_1B, **keys}).rope == rope
+    assert grouped(read(tmp_path, {**LLAMA_32_1B, **keys})).rope == rope
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "qwen3_moe"}, "model_type: 'qwen3_moe' is not supported; supported: llama, mistral"),
-        ({"model_type": None}, "model_type: missing; supported: llama, mistral"),
+        ({"model_type": "gpt_oss"}, f"model_type: 'gpt_oss' is not supported; supported: {SUPPORTED}"),
+        ({"model_type": None}, f"model_type: missing; supported: {SUPPORTED}"),
         ({"num_hidden_layers": None}, "num_hidden_layers: missing; expected a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number >= 1, got 0"),
         ({"hidden_size": -2048}, "hidden_size: expected a whole number >= 1, got -2048"),
@@ -137,18 +157,18 @@ def test_every_spelling_of_rotary_scaling_is_read(keys: dict[str, Any], rope: Ro
         ({"eos_token_id": 128256}, "eos_token_id: 128256 is not below the vocabulary size 128256"),
         ({"eos_token_id": "</s>"}, "eos_token_id: expected a token id or a list of them, got '</s>'"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported; 'silu' is"),
-        ({"attention_bias": True}, "attention_bias: True is not supported; False is"),
+        ({"mlp_bias": True}, "mlp_bias: True is not supported; False is"),
         ({"sliding_window": 4096}, "sliding_window: 4096 is not supported; null is"),
         (
             {"quantization_config": {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["x"] * 99}},
-            "quantization_config: 'fbgemm_fp8' weights are not supported",
+            "quantization_config: 'fbgemm_fp8' weights are not supported; block-quantised 'fp8' is",
         ),
         ({"rope_scaling": [8.0]}, "rope_scaling: expected an object, got [8.0]"),
         (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "rope_scaling.rope_type: 'yarn' is not supported; supported: default, linear, llama3",
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+            "rope_scaling.rope_type: 'dynamic' is not supported; supported: default, linear, llama3, yarn",
         ),
-        ({"rope_scaling": {"factor": 4.0}}, "rope_scaling.type: missing; supported: default, linear, llama3"),
+        ({"rope_scaling": {"factor": 4.0}}, "rope_scaling.type: missing; supported: default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor: missing; expected a number"),
         (
             {"rope_scaling": {**LLAMA_32_1B["rope_scaling"], "high_freq_factor": 1.0}},
@@ -186,11 +206,11 @@ def test_paths_that_are_no_model_are_refused_with_what_would_be_one(tmp_path: Pa
     (tmp_path / "model.gguf").write_bytes(b"x")
 
     with pytest.raises(ConfigError, match="no such file or folder"):
-        LlamaConfig.from_path(tmp_path / "none")
+        read_config(tmp_path / "none")
     with pytest.raises(ConfigError, match="expected a folder with config"):
-        LlamaConfig.from_path(tmp_path / "weights.bin")
+        read_config(tmp_path / "weights.bin")
     with pytest.raises(ConfigError, match="the folder holds no config") as caught:
-        LlamaConfig.from_path(tmp_path)
+        read_config(tmp_path)
     assert caught.value.hint == f"give the file itself: {tmp_path / 'model.gguf'}"
 
 
@@ -211,7 +231,7 @@ GGUF_METADATA: dict[str, Any] = {
 """Those of SmolLM2-135M-Instruct."""
 
 
-def from_metadata(*, output_head: bool = False, **changes: Any) -> LlamaConfig:
+def from_metadata(*, output_head: bool = False, **changes: Any) -> DecoderConfig:
     tensor = GGUFTensor(name="output.weight", shape=(1,), type_id=0, offset=0)
     metadata = {key: value for key, value in {**GGUF_METADATA, **changes}.items() if value is not None}
     return config_from_gguf(
@@ -222,9 +242,10 @@ def from_metadata(*, output_head: bool = False, **changes: Any) -> LlamaConfig:
 def test_gguf_metadata_gives_the_same_fields_as_a_config() -> None:
     config = from_metadata()
 
-    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (30, 9, 3, 64)
+    attention = grouped(config)
+    assert (config.num_layers, config.num_heads, attention.num_kv_heads, attention.head_dim) == (30, 9, 3, 64)
     assert (config.vocab_size, config.max_model_len, config.eos_token_ids) == (49152, 8192, {2})
-    assert config.rope == RopeConfig(theta=100000.0)
+    assert attention.rope == RopeConfig(theta=100000.0)
     # 30 layers x 2 x 3 heads x 64 x 4 bytes.
     assert config.kv_cache_spec(KVDtype.FLOAT32, 16).token_bytes == 46080
 
@@ -242,7 +263,10 @@ def test_gguf_vocabulary_is_counted_where_its_size_is_not_stated() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general.architecture": "gemma3"}, "general.architecture: 'gemma3' is not supported; supported: llama"),
+        (
+            {"general.architecture": "gemma3"},
+            "general.architecture: 'gemma3' is not supported; supported: llama, qwen2, qwen3",
+        ),
         ({"llama.block_count": None}, "llama.block_count: missing; expected a whole number"),
         (
             {"llama.attention.head_count_kv": [3, 3]},
