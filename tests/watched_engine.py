@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kvengine.allocators.protocol import EngineScheduler
+from kvengine.allocators.select import AllocatorKind, make_scheduler
 from kvengine.clock import VirtualClock
 from kvengine.config import SchedulerConfig
 from kvengine.engine import Engine
 from kvengine.kv_groups.kinds import GroupKind
 from kvengine.observer import TelemetryPublisher, engine_facts
 from kvengine.runner import SyntheticRunner
-from kvengine.scheduler import Scheduler
 from kvengine.telemetry.framing import LENGTH, decode_payload
 from kvengine.telemetry.schema import Delta, Frame, Hello, Snapshot
 from kvengine.telemetry.writer import FrameSink
@@ -66,6 +67,7 @@ class WatchedEngine:
         block_size: int = 4,
         limits: SchedulerConfig | None = None,
         groups: tuple[GroupKind, ...] = (),
+        allocator: AllocatorKind = AllocatorKind.PAGED,
         publisher: Callable[[Hello, VirtualClock], TelemetryPublisher] | None = None,
     ) -> None:
         config = an_engine_config(num_blocks=num_blocks, block_size=block_size, limits=limits)
@@ -73,10 +75,17 @@ class WatchedEngine:
         self.clock = VirtualClock()
         self.facts = engine_facts(config, model="tiny", simulated=True)
         self.publisher = publisher(self.facts, self.clock) if publisher else TelemetryPublisher(sinks, clock=self.clock)
-        self.engine = Engine(config, SyntheticRunner(), clock=self.clock, publisher=self.publisher, debug=True)
+        self.engine = Engine(
+            config,
+            SyntheticRunner(),
+            clock=self.clock,
+            publisher=self.publisher,
+            debug=True,
+            scheduler=make_scheduler(config, allocator),
+        )
 
     @property
-    def scheduler(self) -> Scheduler:
+    def scheduler(self) -> EngineScheduler:
         """The engine's own books, to compare with what the stream says."""
         return self.engine._scheduler
 

@@ -133,9 +133,9 @@ class BatchBuilder:
         """Give every scheduled request a row that holds its block tables; give up the rows of all others."""
         if len(self._rows) > len(items) or not all(item.request.request_id in self._rows for item in items):
             self._release_others({item.request.request_id for item in items})
-        # A table is only ever appended to, except at admission and where a block is replaced by its copy, or by the
-        # null block behind a window, where it is not read any more.
-        rewritten = {admission.request_id for admission in output.admitted}
+        # A table is only ever appended to, except at admission, where a block is replaced by its copy, or by the null
+        # block behind a window, where it is not read any more, and as is said.
+        rewritten = {*output.rewritten, *(admission.request_id for admission in output.admitted)}
         rewrite_all = bool(output.block_copies)
         indices: list[int] = []
         for item, table in zip(items, tables, strict=True):

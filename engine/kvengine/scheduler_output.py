@@ -1,6 +1,6 @@
 """What one scheduling step decided: the hand-over from scheduler to model runner."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,6 +78,8 @@ class SchedulerOutput:
     writes may be the source of a later one. See `independent_copies`."""
     num_tokens: int
     """All tokens scheduled."""
+    rewritten: Collection[RequestId] = ()
+    """Scheduled requests whose tables may differ from those of their last step before its end, besides the admitted."""
     group_blocks: Sequence[GroupBlocks] = ()
     """One for each of `scheduled`, in the same order, where there are several KV cache groups; else empty."""
 

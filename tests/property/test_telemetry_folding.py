@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvengine.allocators.protocol import EngineScheduler
+from kvengine.allocators.select import AllocatorKind
 from kvengine.block_ledger import BlockLedger
 from kvengine.block_pool import BlockId
 from kvengine.config import SchedulerConfig, SchedulingPolicy
 from kvengine.kv_groups.kinds import FullAttention, GroupKind, LinearState, SlidingWindow, StateMode
 from kvengine.request import RequestStatus
-from kvengine.scheduler import Scheduler
 from kvengine.telemetry.schema import REF_COUNT_SHIFT, BlockFlag, End, Hello, Status, block_code
 from kvengine.telemetry.state import StepSnapshot, StreamState, block_states
 from kvtop.pool import Pool
@@ -100,7 +101,7 @@ class FoldingSink(FrameList):
         self.is_listening = is_listening
 
 
-def assert_is_state_of(snapshot: StepSnapshot, scheduler: Scheduler, num_steps: int) -> None:
+def assert_is_state_of(snapshot: StepSnapshot, scheduler: EngineScheduler, num_steps: int) -> None:
     assert snapshot.step == num_steps
     pool = scheduler.kv_cache.pool
     ref_counts = [pool.ref_count(BlockId(block)) for block in range(pool.num_blocks)]
@@ -197,6 +198,39 @@ def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, limit
                 if viewer.is_listening:
                     assert_is_state_of(viewer.fold(), watched.scheduler, watched.engine.stats.steps)
                     assert_knows_of_blocks_what_was_told(viewer, watched.publisher._frames._ledger)
+    watched.engine.close("done")
+    if steady.is_listening:
+        assert isinstance(steady.frames[-1], End)
+
+
+@given(
+    actions=st.lists(ACTIONS, max_size=40),
+    allocator=st.sampled_from([kind for kind in AllocatorKind if kind is not AllocatorKind.PAGED]),
+    page_size=st.integers(1, 4),
+    num_slots=st.sampled_from([36, 50]),
+    watched_from_start=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_stream_of_any_other_allocator_folds_to_its_state(
+    actions, allocator, page_size, num_slots, watched_from_start
+):
+    block_size = page_size if allocator is AllocatorKind.TOKEN_LEVEL else 1
+    num_blocks = num_slots // block_size + 1
+    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=18)
+
+    def an_engine(*sinks: FoldingSink) -> WatchedEngine:
+        return WatchedEngine(*sinks, limits=limits, num_blocks=num_blocks, block_size=block_size, allocator=allocator)
+
+    late = FoldingSink(an_engine().facts, is_listening=False)
+    steady = FoldingSink(late.state.facts, is_listening=watched_from_start)
+    watched = an_engine(late, steady)
+    for number, action in enumerate([*actions, Steps(1)]):
+        if act(watched, late, action, number):
+            for viewer in (late, steady):
+                if viewer.is_listening:
+                    assert_is_state_of(viewer.fold(), watched.scheduler, watched.engine.stats.steps)
+    while watched.engine.has_unfinished:
+        watched.step()
     watched.engine.close("done")
     if steady.is_listening:
         assert isinstance(steady.frames[-1], End)

@@ -71,10 +71,12 @@ def test_block_ids_are_pages_and_new_ones_are_named() -> None:
 
 def test_the_second_of_two_equal_prompts_turns_to_the_slots_of_the_first() -> None:
     scheduler = a_scheduler(a_request("a", prompt="abc"), a_request("b", prompt="abc"))
-    output, _ = step(scheduler)
+    output = scheduler.schedule()
     assert [list(item.block_ids) for item in output.scheduled] == [[1, 2, 3], [4, 5, 6]]
+    scheduler.update(output, {request.request_id: ANY_TOKEN for request in scheduler.running})
     output, _ = step(scheduler)
     assert [list(item.block_ids)[:3] for item in output.scheduled] == [[1, 2, 3], [1, 2, 3]]
+    assert {"a", "b"} <= set(output.rewritten)
 
 
 def test_a_long_prompt_is_computed_in_chunks_and_others_wait_behind_it() -> None:

@@ -43,6 +43,7 @@ class RadixCache:
         max_requests: Requests that can hold slots at once.
         max_num_tokens: Tokens of the longest request.
         policy: Which cached leaf is evicted first.
+        caching: Whether anything is published; without, nothing is found either.
         need_sort: Freed slots wait aside and are merged in sorted order when they are needed.
         on_evict: Told which nodes were just evicted, in order; their slots are free again.
 
@@ -60,6 +61,7 @@ class RadixCache:
         max_requests: int,
         max_num_tokens: int,
         policy: EvictionPolicy = EvictionPolicy.LRU,
+        caching: bool = True,
         need_sort: bool = False,
         on_evict: Callable[[Sequence[RadixNode]], None] | None = None,
     ) -> None:
@@ -71,6 +73,7 @@ class RadixCache:
         self.tree = RadixTree(page_size, policy)
         self.rows = RequestRows(max_requests, max_num_tokens)
         self._page_size = page_size
+        self._caching = caching
         self.on_evict = on_evict
         self._live: dict[RequestId, RequestKV] = {}
         self._keys: dict[RequestId, GrowingKey] = {}
@@ -103,6 +106,8 @@ class RadixCache:
 
         The cap that leaves a request something to compute is the caller's: all tokens but the last.
         """
+        if not self._caching:
+            return Hit(0, self.tree.root, None)
         extra_key, salt = extra_key or request.adapter or None, request.cache_salt or None
         namespace = None if salt is None and extra_key is None else Namespace(extra_key, salt)
         match = self.tree.match(self.key(request, max_tokens), namespace)
@@ -178,6 +183,8 @@ class RadixCache:
         Once outputs are published too, the node is split at the end of the prompt, so that they can be evicted
         before it: the prompt's part gets a priority higher by one.
         """
+        if not self._caching:
+            return
         kv = self._live[request_id]
         request, tree = kv.request, self.tree
         row = self._row(kv)

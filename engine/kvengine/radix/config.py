@@ -25,5 +25,7 @@ class RadixConfig:
     """Most tokens of one prefill step; without chunks its first request may exceed it."""
     chunk_tokens: int | None = 8192
     """Most tokens of one prefill step, to which its last request is cut; None for no chunks."""
+    caching: bool = True
+    """Whether prefixes are kept and shared; without, a request has its slots to itself (SGLang: no radix cache)."""
     conservativeness: float = 1.0
     """Scales the part of their possible output that is set aside for running requests."""

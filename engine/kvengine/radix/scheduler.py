@@ -12,6 +12,7 @@ from kvengine.radix.eviction import EvictionPolicy
 from kvengine.radix.new_token_ratio import NewTokenRatio
 from kvengine.radix.queue_order import MAX_MATCHED, keeps_queue_order, ordered, refresh_prefixes
 from kvengine.radix.retraction import decode_fits, retract
+from kvengine.radix.view import RadixView
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
 from kvengine.scheduler_output import Admission, ScheduledRequest, SchedulerOutput
 from kvengine.units import cdiv
@@ -28,7 +29,7 @@ class RadixScheduler:
     published stays cached until it is evicted.
 
     In `ScheduledRequest`, block ids are pages. A checkpoint may turn earlier pages of a request to the tree's, so a
-    block table is not only appended to: after each prefill the request's whole table is made anew.
+    block table is not only appended to: after each prefill the request's whole table is written anew.
 
     Unlike SGLang, which cuts a request's output to what the pool could ever hold, `never_fits` names it.
 
@@ -48,6 +49,7 @@ class RadixScheduler:
             max_requests=config.max_num_seqs,
             max_num_tokens=config.max_model_len,
             policy=config.eviction,
+            caching=config.caching,
         )
         self._ratio = NewTokenRatio(config.conservativeness)
         self._requests: dict[RequestId, Request] = {}
@@ -57,6 +59,8 @@ class RadixScheduler:
         self._joining: list[Request] = []
         self._chunked: Request | None = None
         self._tables: dict[RequestId, list[int]] = {}
+        self._rewritten: set[RequestId] = set()
+        self._view = RadixView(self._cache, self._tables)
         # Nothing more was let in, and nothing is tried again until a running request leaves.
         self._is_full = False
         self._retired: list[Request] = []
@@ -68,6 +72,11 @@ class RadixScheduler:
     def cache(self) -> RadixCache:
         """The slots of all running requests, and the cached prefixes."""
         return self._cache
+
+    @property
+    def kv_cache(self) -> RadixView:
+        """The same, as the engine and its viewers see any memory."""
+        return self._view
 
     @property
     def running(self) -> Sequence[Request]:
@@ -162,7 +171,9 @@ class RadixScheduler:
             preempted=preempted,
             block_copies=(),
             num_tokens=sum(item.num_tokens for item in scheduled),
+            rewritten=self._rewritten,
         )
+        self._rewritten = set()
         self._num_steps += 1
         return output
 
@@ -324,9 +335,11 @@ class RadixScheduler:
         self._renew_table(request.request_id)
 
     def _renew_table(self, request_id: RequestId) -> list[int]:
+        """Write a request's table anew, in the list that the step's output has."""
         page_size = self._config.page_size
-        table: list[int] = (self._cache.slots_of(request_id)[::page_size] // page_size).tolist()
-        self._tables[request_id] = table
+        table = self._tables.setdefault(request_id, [])
+        table[:] = (self._cache.slots_of(request_id)[::page_size] // page_size).tolist()
+        self._rewritten.add(request_id)
         return table
 
     def _try_finish(self, request: Request) -> bool:
