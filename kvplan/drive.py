@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from kvengine.allocators.memory_use import MemoryMeter
 from kvengine.clock import Clock, RealClock, VirtualClock
 from kvengine.engine import Engine, StepResult
 from kvengine.request import Request, RequestId
@@ -139,6 +140,7 @@ class Driver:
     ) -> None:
         self.latencies = LatencyLog()
         self.usage = TimelineLog()
+        self.memory = MemoryMeter()
         self._engine = engine
         self._schedule = schedule
         self._pace = pace
@@ -214,6 +216,8 @@ class Driver:
             waiting=result.num_waiting,
             preemptions=result.num_preempted,
         )
+        if result.num_running:
+            self.memory.add(result.memory, ended_s - began_s)
 
     def _cancel(self, request: Request) -> None:
         self._engine.abort(request.request_id)

@@ -7,6 +7,7 @@ import msgspec
 
 from kvplan.gpu_log import GpuFigures
 from kvplan.latency import Latencies, RequestTimes
+from kvplan.memory_figures import MemoryFigures
 from kvplan.run_profile import ServiceLevel
 from kvplan.timeline import Timeline
 
@@ -60,6 +61,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Usage of the pool over time."""
     gpus: GpuFigures | None = None
     """What the GPUs did meanwhile; None where there are none, or nobody can ask."""
+    memory: MemoryFigures | None = None
+    """What became of the pool's slots."""
 
     @property
     def prefix_hit_rate(self) -> float | None:
@@ -86,7 +89,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 def combined(figures: Sequence[Figures], choose: Callable[[list[float]], float]) -> Figures:
     """Figures of repeats as one: each chosen among the values of those that have it, such as by `median`.
 
-    Latencies and usage over time are those of the first.
+    Latencies, usage over time and what became of the memory are those of the first.
     """
     values: dict[str, Any] = {}
     for name in Figures.__struct_fields__:

@@ -17,7 +17,8 @@ from kvengine.telemetry.runtime_dir import make_private_dir, runtime_dir
 from kvplan.drive import Driver, Progress, RealPace, limit_of
 from kvplan.figures import Figures, count_good
 from kvplan.gpu_log import GpuLog
-from kvplan.point_engine import closing, engine_figures, schedule_of
+from kvplan.memory_figures import memory_figures
+from kvplan.point_engine import closing, engine_figures, schedule_of, scheduler_of
 from kvplan.prepare import PreparedPoint
 from kvplan.requests.schedule import Schedule
 from kvplan.requests.spec import RequestSpec
@@ -74,7 +75,14 @@ def run_live(
         recording=recording,
         text_of=prepared.model.text_of(),
     )
-    engine = Engine(prepared.config, runner, clock=clock, publisher=publisher, debug=debug)
+    engine = Engine(
+        prepared.config,
+        runner,
+        clock=clock,
+        publisher=publisher,
+        debug=debug,
+        scheduler=scheduler_of(prepared),
+    )
     driver = Driver(
         engine,
         schedule_of(prepared, requests),
@@ -111,7 +119,7 @@ def _warm_up(prepared: PreparedPoint, requests: Sequence[RequestSpec], runner: M
         for spec in requests[: prepared.point.profile.warmup_requests]
     ]
     clock = RealClock()
-    engine = Engine(prepared.config, runner, clock=clock)
+    engine = Engine(prepared.config, runner, clock=clock, scheduler=scheduler_of(prepared))
     Driver(engine, Schedule(chosen), pace=RealPace(clock)).run()
 
 
@@ -130,5 +138,6 @@ def _measured(prepared: PreparedPoint, engine: Engine, driver: Driver) -> Figure
         update_s=times.update_s if times else None,
         latencies=driver.latencies.summary("s"),
         timeline=driver.usage.timeline(),
+        memory=memory_figures(driver.memory, engine, prepared.point.profile.allocator),
         good_requests=count_good(driver.latencies.ended, prepared.point.profile.slo),
     )

@@ -5,9 +5,12 @@ from contextlib import contextmanager
 
 import msgspec
 
+from kvengine.allocators.protocol import EngineScheduler
+from kvengine.allocators.select import make_scheduler
 from kvengine.config import EngineConfig
 from kvengine.engine import Engine
 from kvengine.errors import KVError
+from kvengine.radix.queue_order import QueueOrder
 from kvplan.figures import Figures
 from kvplan.prepare import PreparedPoint
 from kvplan.requests.schedule import Schedule
@@ -45,6 +48,12 @@ def engine_figures(engine: Engine) -> Figures:
         finished_requests=stats.finished,
         cancelled_requests=stats.aborted,
     )
+
+
+def scheduler_of(prepared: PreparedPoint) -> EngineScheduler:
+    """What decides the steps of a point, over the allocator that its profile names."""
+    profile = prepared.point.profile
+    return make_scheduler(prepared.config, profile.allocator, order=QueueOrder(profile.queue_order))
 
 
 def schedule_of(prepared: PreparedPoint, requests: Sequence[RequestSpec]) -> Schedule:

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
 from kvplan.capacity import EngineKind, count_blocks
@@ -159,7 +160,7 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
     if max_model_len > most:
         message = f"expected at most the {most} tokens that {model.name} allows, got {max_model_len}"
         raise ConfigError(message, where=f"{point.where}: max_model_len")
-    block_size = _block_size(profile, max_model_len)
+    block_size = _block_size(profile)
     capacity = count_blocks(
         model.kv_cache_spec(
             dtype=profile.kv_cache_dtype, block_size=block_size, tensor_parallel=profile.tensor_parallel
@@ -167,7 +168,7 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
         EngineKind.VLLM,
         available_bytes=profile.available_kv or 0,
         max_model_len=max_model_len,
-        override=profile.num_blocks or (_UNKNOWN_POOL if profile.available_kv is None else None),
+        override=_num_blocks(profile, block_size),
     )
     if capacity.num_blocks > MAX_BLOCKS:
         message = f"{capacity.num_blocks:,} blocks of {block_size} tokens are more than the {MAX_BLOCKS:,} allowed"
@@ -175,7 +176,7 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
     return EngineConfig(
         kv_cache=capacity.spec,
         num_blocks=capacity.num_blocks,
-        enable_prefix_caching=profile.prefix_caching and profile.allocator != "contiguous",
+        enable_prefix_caching=profile.prefix_caching and not profile.allocator.is_reserving,
         scheduler=SchedulerConfig(
             max_num_seqs=profile.max_num_seqs,
             max_num_batched_tokens=profile.max_num_batched_tokens,
@@ -188,15 +189,22 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
     )
 
 
-def _block_size(profile: RunProfile, max_model_len: int) -> int:
-    """Tokens of a block: one for a token-level allocator; room for the longest request where it is reserved at once."""
+def _block_size(profile: RunProfile) -> int:
+    """Tokens of a block as the engine counts them: a page of a token-level allocator, one where runs are handed out."""
     match profile.allocator:
-        case "token_level":
-            return 1
-        case "contiguous":
-            return max_model_len
-        case "paged":
+        case AllocatorKind.PAGED:
             return profile.block_size
+        case AllocatorKind.TOKEN_LEVEL:
+            return profile.page_size
+        case AllocatorKind.CONTIGUOUS | AllocatorKind.BUDDY:
+            return 1
+
+
+def _num_blocks(profile: RunProfile, block_size: int) -> int | None:
+    """Blocks where their number was given: as many as the memory of the profile's own blocks holds."""
+    if profile.num_blocks is None:
+        return _UNKNOWN_POOL if profile.available_kv is None else None
+    return profile.num_blocks * profile.block_size // block_size
 
 
 def _digest(value: object) -> str:

@@ -51,7 +51,8 @@ def show_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _count(value: int | None) -> str:
+def show_count(value: int | None) -> str:
+    """A number for people: `1,024`."""
     return UNKNOWN if value is None else f"{value:,}"
 
 
@@ -59,7 +60,8 @@ def _rate(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def _percent(value: float | None) -> str:
+def show_percent(value: float | None) -> str:
+    """A share for people: `12.3 %`."""
     return UNKNOWN if value is None else f"{100 * value:.1f} %"
 
 
@@ -70,12 +72,12 @@ def _step_ms(figures: Figures) -> str:
 
 
 COLUMNS = (
-    Column(title="\nblocks", show=lambda figures: _count(figures.num_blocks)),
-    Column(title="peak\nin use", show=lambda figures: _count(figures.peak_blocks_in_use)),
-    Column(title="pre-\nempted", show=lambda figures: _count(figures.preemptions)),
-    Column(title="prefix\nhits", show=lambda figures: _count(figures.prefix_hit_tokens)),
-    Column(title="recom-\nputed", show=lambda figures: _count(figures.recomputed_tokens)),
-    Column(title="tail\nwaste", show=lambda figures: _percent(figures.tail_waste_fraction)),
+    Column(title="\nblocks", show=lambda figures: show_count(figures.num_blocks)),
+    Column(title="peak\nin use", show=lambda figures: show_count(figures.peak_blocks_in_use)),
+    Column(title="pre-\nempted", show=lambda figures: show_count(figures.preemptions)),
+    Column(title="prefix\nhits", show=lambda figures: show_count(figures.prefix_hit_tokens)),
+    Column(title="recom-\nputed", show=lambda figures: show_count(figures.recomputed_tokens)),
+    Column(title="tail\nwaste", show=lambda figures: show_percent(figures.tail_waste_fraction)),
     Column(title="prompt\ntok/s", show=lambda figures: _rate(figures.prompt_tokens_per_s), is_timed=True),
     Column(title="output\ntok/s", show=lambda figures: _rate(figures.output_tokens_per_s), is_timed=True),
     Column(title="step ms\np50/p90", show=_step_ms, is_timed=True),
@@ -103,7 +105,7 @@ def report_table(points: Sequence[PointResult]) -> ReportTable:
     columns = [column for column in COLUMNS if is_timed or not column.is_timed]
     groups = group_repeats(points)
     return ReportTable(
-        titles=[*map(_two_lines, axes), "", *(column.title for column in columns)],
+        titles=[*map(two_lines, axes), "", *(column.title for column in columns)],
         rows=[row for group in groups for row in _group_rows(group, columns)],
         num_heads=len(axes) + 1,
         notes=[*_notes(points), *_repeat_notes(groups)],
@@ -152,7 +154,11 @@ def report_rows(points: Sequence[PointResult]) -> list[dict[str, object]]:
 
 def report_markdown(points: Sequence[PointResult]) -> str:
     """The table of `report_table` as Markdown, with its notes below."""
-    table = report_table(points)
+    return table_markdown(report_table(points))
+
+
+def table_markdown(table: ReportTable) -> str:
+    """A table as Markdown, with its notes below."""
     lines = [[title.replace("_\n", "_").replace("-\n", "").replace("\n", " ").strip() for title in table.titles]]
     lines.append(["---" if column < table.num_heads else "---:" for column in range(len(table.titles))])
     lines += [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
@@ -160,7 +166,7 @@ def report_markdown(points: Sequence[PointResult]) -> str:
     return "\n".join([*rows, "", *(f"- {note}" for note in table.notes), ""])
 
 
-def _two_lines(key: str) -> str:
+def two_lines(key: str) -> str:
     """Break a key at the underscore nearest to its middle: `max_num_` and `batched_tokens`."""
     breaks = [index + 1 for index, letter in enumerate(key) if letter == "_"]
     if not breaks:

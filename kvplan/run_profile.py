@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import SchedulingPolicy
 from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
@@ -19,8 +20,8 @@ Setting = str | int | float | bool | None
 Target = Literal["engine", "simulated", "openai"]
 """Where a run happens: our engine with a real model, its scheduler alone without a model, or a server over HTTP."""
 Device = Literal["auto", "cpu", "cuda"]
-Allocator = Literal["paged", "token_level", "contiguous"]
-"""How KV memory is handed out: in blocks, in single tokens, or as room for the longest request at once."""
+QueueOrderName = Literal["fcfs", "lpm", "dfs-weight"]
+"""See `kvengine.radix.queue_order`, which is not loaded to read a profile."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Count0 = Annotated[int, msgspec.Meta(ge=0)]
 Seed = Annotated[int, msgspec.Meta(ge=0)]
@@ -84,12 +85,17 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     seed: Seed = 0
     """Decides everything random of the workload."""
     block_size: Count = 16
-    """Tokens per block of the paged allocator."""
-    allocator: Allocator = "paged"
+    """Tokens per block of the paged allocator; of `num_blocks` in any case."""
+    allocator: AllocatorKind = AllocatorKind.PAGED
+    """How KV memory is handed out."""
+    page_size: Count = 1
+    """Tokens per page of the token-level allocator."""
+    queue_order: QueueOrderName = "fcfs"
+    """In which order the token-level allocator's scheduler tries waiting requests."""
     available_kv: ByteSize | None = None
     """Bytes for KV blocks on each GPU, such as `48MiB`."""
     num_blocks: NumBlocks | None = None
-    """Blocks in the pool, the null block included; instead of `available_kv`."""
+    """Blocks in the pool, the null block included; instead of `available_kv`. Other allocators get their memory."""
     kv_cache_dtype: KVDtype = KVDtype.FLOAT32
     tensor_parallel: Count = 1
     """GPUs that share the model's heads."""
@@ -184,6 +190,7 @@ def check_profile(profile: RunProfile, workload: Workload | None, *, where: str)
         raise ConfigError(message, where=where)
     if (profile.target == "openai") != (profile.server is not None):
         raise ConfigError("target openai and key server go together", where=where)
+    _check_allocator(profile, where=where)
     has_pool = profile.available_kv is not None or profile.num_blocks is not None
     if profile.target == "openai" and not has_pool:
         return workload  # its pool is what the server says
@@ -192,3 +199,29 @@ def check_profile(profile: RunProfile, workload: Workload | None, *, where: str)
         message = f"expected either available_kv (such as 48MiB) or num_blocks, got {given}"
         raise ConfigError(message, where=where)
     return workload
+
+
+def _check_allocator(profile: RunProfile, *, where: str) -> None:
+    """Refuse keys that the allocator has no use for."""
+    kind = profile.allocator
+    if profile.target == "openai" and kind is not AllocatorKind.PAGED:
+        raise ConfigError(f"a server has an allocator of its own, got {kind}", where=f"{where}: allocator")
+    if kind is not AllocatorKind.TOKEN_LEVEL:
+        for key, value, usual in (("page_size", profile.page_size, 1), ("queue_order", profile.queue_order, "fcfs")):
+            if value != usual:
+                raise ConfigError(
+                    f"only allocator token_level has it, got {value} with {kind}", where=f"{where}: {key}"
+                )
+        return
+    own = "allocator token_level has SGLang's scheduler, which has no such thing"
+    if profile.scheduling_policy is not SchedulingPolicy.FCFS:
+        raise ConfigError(f"{own}: {profile.scheduling_policy}", where=f"{where}: scheduling_policy")
+    for key, limit in (
+        ("watermark", profile.watermark),
+        ("long_prefill_token_threshold", profile.long_prefill_token_threshold),
+    ):
+        if limit:
+            raise ConfigError(f"{own}: {limit}", where=f"{where}: {key}")
+    if profile.max_num_batched_tokens < profile.page_size:
+        message = f"expected at least one page of {profile.page_size} tokens, got {profile.max_num_batched_tokens}"
+        raise ConfigError(message, where=f"{where}: max_num_batched_tokens")

@@ -14,7 +14,8 @@ from kvengine.runner import SyntheticRunner
 from kvengine.units import format_bytes
 from kvplan.drive import Driver, Progress, StepPace, limit_of
 from kvplan.figures import Figures, count_good
-from kvplan.point_engine import closing, engine_figures, schedule_of
+from kvplan.memory_figures import memory_figures
+from kvplan.point_engine import closing, engine_figures, schedule_of, scheduler_of
 from kvplan.prepare import PreparedPoint
 from kvplan.requests.spec import RequestSpec
 
@@ -50,7 +51,14 @@ def simulate(
     if recording is not None:
         facts = engine_facts(config, model=prepared.model.name, label=prepared.point.title, simulated=True)
         publisher = TelemetryPublisher.open(facts, clock=clock, socket=False, recording=recording)
-    engine = Engine(config, SyntheticRunner(), clock=clock, publisher=publisher, debug=debug)
+    engine = Engine(
+        config,
+        SyntheticRunner(),
+        clock=clock,
+        publisher=publisher,
+        debug=debug,
+        scheduler=scheduler_of(prepared),
+    )
     is_timed = prepared.workload.is_timed
     pace = StepPace(clock, profile.step_s if is_timed else 1.0)
     driver = Driver(engine, schedule_of(prepared, requests), pace=pace, progress=progress)
@@ -61,6 +69,7 @@ def simulate(
         engine_figures(engine),
         latencies=driver.latencies.summary("s" if is_timed else "steps"),
         timeline=driver.usage.timeline(),
+        memory=memory_figures(driver.memory, engine, profile.allocator),
         good_requests=count_good(driver.latencies.ended, profile.slo) if is_timed else None,
     )
     return Simulation(figures=figures, out_of_time=driven.out_of_time)

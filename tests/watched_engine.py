@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.protocol import EngineScheduler
-from kvengine.allocators.select import AllocatorKind, make_scheduler
+from kvengine.allocators.select import make_scheduler
 from kvengine.clock import VirtualClock
 from kvengine.config import SchedulerConfig
 from kvengine.engine import Engine

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvengine.allocators.memory_use import MemoryUse
-from kvengine.allocators.protocol import EngineScheduler
+from kvengine.allocators.protocol import EngineScheduler, KVView
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig
 from kvengine.errors import CapacityError, ConfigError
@@ -111,6 +111,11 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters up to now."""
         return self._stats.snapshot()
+
+    @property
+    def kv_cache(self) -> KVView:
+        """The memory of running requests, to be looked at."""
+        return self._scheduler.kv_cache
 
     @property
     def step_times(self) -> StepTimes | None:

@@ -31,6 +31,8 @@ class EngineStats:
     """Tokens found in the prefix cache at admissions, resumptions after a preemption included."""
     first_prefix_hit_tokens: int
     """The same at first admissions only."""
+    admitted: int
+    """Requests that were admitted at least once."""
     admitted_prompt_tokens: int
     """Prompt tokens of all first admissions: what `first_prefix_hit_tokens` is a share of."""
     recomputed_tokens: int
@@ -92,6 +94,7 @@ class StatsCollector:
         self.preemptions = 0
         self.prefix_hit_tokens = 0
         self.first_prefix_hit_tokens = 0
+        self.admitted = 0
         self.admitted_prompt_tokens = 0
         self.recomputed_tokens = 0
         self.peak_blocks_in_use = 0
@@ -170,6 +173,7 @@ class StatsCollector:
             preemptions=self.preemptions,
             prefix_hit_tokens=self.prefix_hit_tokens,
             first_prefix_hit_tokens=self.first_prefix_hit_tokens,
+            admitted=self.admitted,
             admitted_prompt_tokens=self.admitted_prompt_tokens,
             recomputed_tokens=self.recomputed_tokens,
             peak_blocks_in_use=self.peak_blocks_in_use,
@@ -201,6 +205,7 @@ class StatsCollector:
             if not admission.resumed:
                 self.first_prefix_hit_tokens += admission.num_cached_tokens
                 first.add(admission.request_id)
+        self.admitted += len(first)
         self.admitted_prompt_tokens += sum(
             item.request.num_prompt_tokens for item in output.scheduled if item.request.request_id in first
         )

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from kvengine.units import format_bytes
 from kvplan.cli.output import Format, print_csv, print_json, print_rich, stdout_console
-from kvplan.report import UNKNOWN, report_document, report_rows, report_table, show_duration
+from kvplan.memory_table import memory_table
+from kvplan.report import UNKNOWN, ReportTable, report_document, report_rows, report_table, show_duration
 from kvplan.results import PointResult
 from kvplan.run_profile import show_setting
 from kvplan.time_estimate import PlannedPoint
@@ -41,7 +42,14 @@ def print_plans(plans: Sequence[PlannedPoint], output_format: Format, *, title: 
 
 
 def _print_result_table(points: Sequence[PointResult], title: str) -> None:
-    report = report_table(points)
+    _print_table(report_table(points), title)
+    memory = memory_table(points)
+    if memory is not None:
+        print_rich("")
+        _print_table(memory, "memory")
+
+
+def _print_table(report: ReportTable, title: str) -> None:
     table = empty_table(title)
     for number, heading in enumerate(report.titles):
         table.add_column(heading, justify="left" if number < report.num_heads else "right", no_wrap=True)

@@ -10,8 +10,9 @@ import msgspec
 
 from kvplan.groups import PointGroup, group_repeats, judged_figures, objective, present_metrics
 from kvplan.heatmap import read_heat_map
+from kvplan.memory_table import memory_table
 from kvplan.recommend import recommend
-from kvplan.report import report_table
+from kvplan.report import ReportTable, report_table
 from kvplan.results import PointResult
 from kvplan.run_profile import show_setting
 
@@ -46,7 +47,10 @@ def _section(points: Sequence[PointResult], number: int) -> str:
     parts = [f"<h2>{escape(points[0].name)}</h2>"]
     if advice is not None:
         parts.append(f'<p class="advice">{escape(advice.sentence)}</p>')
-    parts += [_facts(points), f'<div class="plots" data-series="{number}"></div>', _table(points)]
+    parts += [_facts(points), f'<div class="plots" data-series="{number}"></div>', _table(report_table(points))]
+    memory = memory_table(points)
+    if memory is not None:
+        parts.append(_table(memory))
     return "<section>\n" + "\n".join(parts) + "\n</section>"
 
 
@@ -59,8 +63,7 @@ def _facts(points: Sequence[PointResult]) -> str:
     return f'<p class="facts">{escape(" · ".join(shown))}<br>{escape(" · ".join(environment))}</p>'
 
 
-def _table(points: Sequence[PointResult]) -> str:
-    report = report_table(points)
+def _table(report: ReportTable) -> str:
     titles = [title.replace("_\n", "_").replace("-\n", "").replace("\n", " ").strip() for title in report.titles]
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     rows = []

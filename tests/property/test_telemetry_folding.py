@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.protocol import EngineScheduler
-from kvengine.allocators.select import AllocatorKind
 from kvengine.block_ledger import BlockLedger
 from kvengine.block_pool import BlockId
 from kvengine.config import SchedulerConfig, SchedulingPolicy

@@ -13,7 +13,7 @@ from kvengine.runner import SyntheticRunner
 from kvengine.telemetry.recording import Recording
 from kvplan.load_profiles import load_run, load_sweep
 from kvplan.model_spec import load_model_profile
-from kvplan.point_engine import closing
+from kvplan.point_engine import budget_figures, closing
 from kvplan.prepare import PreparedPoint, plan_engine, prepare
 from kvplan.profiles import find_profile
 from kvplan.run import run_point
@@ -184,31 +184,105 @@ def test_a_simulation_out_of_time_says_how_far_it_came(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allocator", "block_size", "num_blocks", "waste"),
+    ("keys", "block_size", "num_blocks", "caching"),
     [
-        # 1,843,199 bytes are 39 tokens of 46,080 bytes, or 1 reservation of 20.
-        ("token_level", 1, 39, 0.0),
-        ("contiguous", 20, 1, None),
-        ("paged", 4, 9, None),
+        # 1,843,199 bytes are 39 tokens of 46,080 bytes.
+        (("allocator: token_level",), 1, 39, True),
+        (("allocator: token_level", "page_size: 3"), 3, 13, True),
+        (("allocator: contiguous",), 1, 39, False),
+        (("allocator: buddy",), 1, 39, False),
+        (("allocator: paged",), 4, 9, True),
     ],
 )
 def test_an_allocator_decides_how_memory_is_cut(
-    tmp_path: Path, allocator: str, block_size: int, num_blocks: int, waste: float | None
+    tmp_path: Path, keys: tuple[str, ...], block_size: int, num_blocks: int, caching: bool
 ) -> None:
-    prepared = a_point(tmp_path, "available_kv: 1843199", "max_model_len: 20", f"allocator: {allocator}")
+    prepared = a_point(tmp_path, "available_kv: 1843199", "max_model_len: 20", *keys)
 
     assert (prepared.config.block_size, prepared.config.num_blocks) == (block_size, num_blocks)
-    assert prepared.config.enable_prefix_caching == (allocator != "contiguous")
-    if waste is not None:
-        assert simulate(prepared, prepared.requests()).figures.tail_waste_fraction == waste
+    assert prepared.config.enable_prefix_caching == caching
+
+
+@pytest.mark.parametrize(("allocator", "num_blocks"), [("paged", 25), ("buddy", 100), ("token_level", 100)])
+def test_a_number_of_blocks_is_the_same_memory_for_every_allocator(
+    tmp_path: Path, allocator: str, num_blocks: int
+) -> None:
+    prepared = a_point(tmp_path, "num_blocks: 25", f"allocator: {allocator}")
+    assert prepared.config.num_blocks == num_blocks
+    assert budget_figures(prepared.config).kv_cache_bytes == 100 * 46_080
+
+
+def test_every_allocator_finishes_the_same_requests_and_says_where_the_slots_were(tmp_path: Path) -> None:
+    found = {}
+    for allocator in ("contiguous", "buddy", "paged", "token_level"):
+        prepared = a_point(tmp_path, "num_blocks: 40", "max_model_len: 20", f"allocator: {allocator}")
+        found[allocator] = simulate(prepared, prepared.requests(), debug=True).figures
+
+    # Four requests of 10 prompt and 7 output tokens, of which the last is never stored: all are there at once.
+    for figures in found.values():
+        assert (figures.finished_requests, figures.peak_running, figures.output_tokens) == (4, 4, 28)
+        assert figures.memory is not None
+        assert figures.memory.admitted_requests == 4
+    contiguous, buddy = found["contiguous"].memory, found["buddy"].memory
+    paged, token_level = found["paged"].memory, found["token_level"].memory
+    assert contiguous is not None
+    assert buddy is not None
+    assert paged is not None
+    assert token_level is not None
+    # 159 slots: seven reservations of 20 and a rest of 19. All four requests of 17 are rounded up to 32.
+    assert (contiguous.external_slots_peak, contiguous.reserved_slots_peak) == (19, 4 * (20 - 17))
+    assert (buddy.reserved_slots_peak, buddy.internal_slots_peak) == (0, 4 * (32 - 17))
+    # At first 10 of the 17 are there; in the last step 16.
+    assert contiguous.pending_slots_peak == buddy.pending_slots_peak == 4 * 7
+    assert contiguous.used_slots_peak == 4 * 16
+    # In blocks of 4, 13 tokens are in 16 slots.
+    assert (paged.pending_slots_peak, paged.reserved_slots_peak, paged.external_slots_peak) == (0, 0, 0)
+    assert paged.internal_slots_peak == 4 * 3
+    assert token_level.waste_fraction == 0
+    # A first slot each; a table entry for each block; a row entry for each token, and 8 bytes for each cached one.
+    assert (contiguous.index_bytes_peak, buddy.index_bytes_peak) == (16, 16)
+    assert (contiguous.index_table_bytes, paged.index_table_bytes, token_level.index_table_bytes) == (
+        256 * 4,
+        256 * 5 * 4,
+        257 * 20 * 4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (("page_size: 4",), "p.yaml: page_size: only allocator token_level has it, got 4 with paged"),
+        (
+            ("allocator: buddy", "queue_order: lpm"),
+            "p.yaml: queue_order: only allocator token_level has it, got lpm with buddy",
+        ),
+        (
+            ("allocator: token_level", "watermark: 0.1"),
+            "p.yaml: watermark: allocator token_level has SGLang's scheduler, which has no such thing: 0.1",
+        ),
+        (
+            ("allocator: token_level", "scheduling_policy: priority"),
+            "p.yaml: scheduling_policy: allocator token_level has SGLang's scheduler, which has no such thing:"
+            " priority",
+        ),
+        (
+            ("allocator: token_level", "page_size: 64", "max_num_batched_tokens: 32"),
+            "p.yaml: max_num_batched_tokens: expected at least one page of 64 tokens, got 32",
+        ),
+    ],
+)
+def test_keys_that_an_allocator_has_no_use_for_are_refused(tmp_path: Path, keys: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        a_point(tmp_path, "num_blocks: 26", *keys)
+    assert str(caught.value).endswith(message)
 
 
 def test_reserving_room_for_the_longest_request_wastes_the_rest_of_it(tmp_path: Path) -> None:
-    prepared = a_point(tmp_path, "num_blocks: 5", "max_model_len: 100", "allocator: contiguous")
+    prepared = a_point(tmp_path, "num_blocks: 110", "max_model_len: 100", "allocator: contiguous")
 
     figures = simulate(prepared, prepared.requests()).figures
 
-    # Four reservations of 100 for requests of 10 to 16 tokens, 13 on average.
+    # Four reservations of 100 in 439 slots, for requests of 10 to 16 tokens, 13 on average.
     assert figures.peak_running == 4
     assert figures.preemptions == 0
     assert figures.tail_waste_fraction == pytest.approx(0.87)

@@ -1,10 +1,10 @@
 """From one configuration to a scheduler over any of the allocators."""
 
 from collections.abc import Callable
-from enum import StrEnum
 
 from kvengine.allocators.buddy import BuddyPool
 from kvengine.allocators.extents import ExtentPool, SlabPool
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.protocol import EngineScheduler
 from kvengine.allocators.reserving import ReservingManager
 from kvengine.config import EngineConfig, SchedulingPolicy
@@ -13,24 +13,6 @@ from kvengine.radix.config import RadixConfig
 from kvengine.radix.queue_order import QueueOrder
 from kvengine.radix.scheduler import RadixScheduler
 from kvengine.scheduler import Scheduler
-
-
-class AllocatorKind(StrEnum):
-    """How KV memory is handed out."""
-
-    PAGED = "paged"
-    """Blocks as tokens come, anywhere in the pool; vLLM's way."""
-    CONTIGUOUS = "contiguous"
-    """Room for the longest request for everybody, in one run."""
-    BUDDY = "buddy"
-    """Room for the prompt and the longest output, rounded up to a power of two, in one run."""
-    TOKEN_LEVEL = "token_level"
-    """Slots, or small pages, in a radix tree, with SGLang's admission and retraction."""
-
-    @property
-    def is_reserving(self) -> bool:
-        """Whether a request is given all that it may need at once."""
-        return self in (AllocatorKind.CONTIGUOUS, AllocatorKind.BUDDY)
 
 
 def make_scheduler(
