@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from kvengine.allocators.kinds import AllocatorKind
+from kvengine.allocators.select import make_scheduler
 from kvengine.attention.torch_backend import TorchBackend
 from kvengine.batch import BatchBuilder
 from kvengine.config import EngineConfig, SchedulerConfig
@@ -58,9 +60,14 @@ def engine_config(
 
 
 def generate(
-    model: Decoder, config: EngineConfig, *, max_tokens: int = 12, runner: TorchRunner | None = None
+    model: Decoder,
+    config: EngineConfig,
+    *,
+    max_tokens: int = 12,
+    runner: TorchRunner | None = None,
+    allocator: AllocatorKind = AllocatorKind.PAGED,
 ) -> list[Request]:
-    scheduler, runner = Scheduler(config), runner or TorchRunner(model, config)
+    scheduler, runner = make_scheduler(config, allocator), runner or TorchRunner(model, config)
     requests = [a_request(str(index), prompt=prompt, max_tokens=max_tokens) for index, prompt in enumerate(PROMPTS)]
     for request in requests:
         scheduler.add_request(request)
@@ -96,6 +103,36 @@ def test_block_size_chunking_and_caching_never_change_a_token(
     requests = generate(model, engine_config(model, block_size=block_size, budget=budget, caching=caching))
 
     for request in requests:
+        logits = next_token_logits(config, weights, request.all_token_ids)[request.num_prompt_tokens - 1 : -1]
+        assert request.output_token_ids == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("allocator", "block_size", "num_blocks"),
+    [
+        (AllocatorKind.CONTIGUOUS, 1, 2 * 128 + 1),
+        (AllocatorKind.BUDDY, 1, 101),
+        (AllocatorKind.TOKEN_LEVEL, 1, 81),
+        (AllocatorKind.TOKEN_LEVEL, 4, 24),
+    ],
+)
+@pytest.mark.parametrize("budget", [512, 7])
+@pytest.mark.parametrize("caching", [True, False])
+def test_no_allocator_changes_a_token(
+    allocator: AllocatorKind, block_size: int, num_blocks: int, budget: int, caching: bool, tmp_path: Path
+) -> None:
+    config = a_llama_config()
+    weights = {name: value.astype(np.float64) for name, value in random_llama_weights(config).items()}
+    model = load(tmp_path, config)
+    limits = engine_config(
+        model,
+        block_size=block_size,
+        budget=budget,
+        num_blocks=num_blocks,
+        caching=caching and not allocator.is_reserving,
+    )
+
+    for request in generate(model, limits, allocator=allocator):
         logits = next_token_logits(config, weights, request.all_token_ids)[request.num_prompt_tokens - 1 : -1]
         assert request.output_token_ids == logits.argmax(axis=1).tolist()
 

@@ -13,12 +13,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from kvengine.allocators.kinds import AllocatorKind
+from kvengine.allocators.select import make_scheduler
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import KVError
 from kvengine.model_files import find_demo_model
 from kvengine.models.decoder import Decoder
 from kvengine.request import Request, RequestId, SamplingParams
-from kvengine.scheduler import Scheduler
 from kvengine.spec import KVDtype
 from kvengine.torch_runner import TorchRunner, load_model
 from kvengine.units import cdiv
@@ -55,6 +56,8 @@ class Configuration:
     dtype: KVDtype = KVDtype.FLOAT32
     rounds: int = 1
     """With 2, the prompts come a second time once all are done, so that their prefixes hit."""
+    allocator: AllocatorKind = AllocatorKind.PAGED
+    max_model_len: int = _AMPLE_TOKENS
     min_preemptions: int = 0
     min_hit_tokens: int = 0
 
@@ -62,9 +65,9 @@ class Configuration:
         return EngineConfig(
             kv_cache=model.config.kv_cache_spec(self.dtype, self.block_size),
             num_blocks=cdiv(self.pool_tokens, self.block_size) + 1,
-            enable_prefix_caching=self.caching,
+            enable_prefix_caching=self.caching and not self.allocator.is_reserving,
             scheduler=SchedulerConfig(
-                max_num_seqs=16, max_num_batched_tokens=self.token_budget, max_model_len=_AMPLE_TOKENS
+                max_num_seqs=16, max_num_batched_tokens=self.token_budget, max_model_len=self.max_model_len
             ),
         )
 
@@ -83,6 +86,24 @@ CONFIGURATIONS = (
     Configuration(name="small pool", block_size=64, pool_tokens=576, min_preemptions=1),
     # The second time all full blocks before each last token hit: 0 + 8 + 40 + 16 + 32 + 88 + 8 + 432 tokens.
     Configuration(name="prompts twice", block_size=8, rounds=2, min_hit_tokens=624),
+    # Four reservations of 512 at a time; all eight requests fit in powers of two.
+    Configuration(
+        name="a slab each, chunks of 64",
+        block_size=1,
+        token_budget=64,
+        allocator=AllocatorKind.CONTIGUOUS,
+        max_model_len=512,
+    ),
+    Configuration(name="a power of two each", block_size=1, allocator=AllocatorKind.BUDDY),
+    Configuration(
+        name="radix tree, prompts twice",
+        block_size=1,
+        token_budget=64,
+        allocator=AllocatorKind.TOKEN_LEVEL,
+        rounds=2,
+        min_hit_tokens=624,
+    ),
+    Configuration(name="radix tree, small pool", block_size=16, pool_tokens=560, allocator=AllocatorKind.TOKEN_LEVEL),
     Configuration(name="bfloat16", block_size=16, token_budget=64, dtype=KVDtype.BFLOAT16),
 )
 
@@ -137,7 +158,7 @@ class _Run:
     def __init__(self, configuration: Configuration, model: Decoder) -> None:
         config = configuration.engine_config(model)
         self._group_size = configuration.group_size
-        self._scheduler = Scheduler(config)
+        self._scheduler = make_scheduler(config, configuration.allocator)
         self._runner = TorchRunner(model, config)
         self.num_preemptions = 0
         self.num_hit_tokens = 0
@@ -192,4 +213,5 @@ def _case(entry: dict[str, Any]) -> GoldenCase:
 
 def _label(configuration: Configuration) -> str:
     caching = "on" if configuration.caching else "off"
-    return f"block size {configuration.block_size}, prefix caching {caching}, {configuration.name}"
+    allocator = f"{configuration.allocator}, " if configuration.allocator is not AllocatorKind.PAGED else ""
+    return f"{allocator}block size {configuration.block_size}, prefix caching {caching}, {configuration.name}"
