@@ -7,7 +7,7 @@ from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.eviction_policies import EvictionPolicy, usage_queue
 from kvengine.kv_groups.kinds import GroupKind
 from kvengine.presets import VLLM_0_32, EnginePreset
-from kvengine.request import Request, RequestId, SamplingParams
+from kvengine.request import MediaItem, Request, RequestId, SamplingParams
 from kvengine.spec import KVCacheSpec, KVDtype
 
 
@@ -55,10 +55,13 @@ def a_request(
     salt: str = "",
     stop: Sequence[int] = (),
     num_encoder_tokens: int = 0,
+    n: int = 1,
+    adapter: str = "",
+    media: Sequence[MediaItem] = (),
 ) -> Request:
     """A request; a prompt given as text has one token a letter."""
     token_ids = [ord(letter) for letter in prompt] if isinstance(prompt, str) else prompt
-    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop))
+    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop), n=n)
     return Request(
         RequestId(name),
         token_ids,
@@ -66,6 +69,8 @@ def a_request(
         priority=priority,
         cache_salt=salt,
         num_encoder_tokens=num_encoder_tokens,
+        adapter=adapter,
+        media=media,
     )
 
 

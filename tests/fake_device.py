@@ -11,6 +11,7 @@ from kvengine.config import EngineConfig
 from kvengine.kv_groups.kinds import ChunkedLocal, CrossAttention, GroupKind, LinearState, SlidingWindow
 from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from kvengine.transfer_pins import Transfer, TransferHandle
 
 Keys = NDArray[np.int64]
 Tables = Sequence[Sequence[int]]
@@ -33,6 +34,9 @@ class FakeDevice:
         ]
         self._memory: list[Keys] = [np.zeros((config.num_blocks, width), dtype=np.int64) for width in widths]
         self._keys: dict[Request, array[int]] = {}
+        self._encoded_for: dict[Request, Request] = {}
+        """Forked requests, and whose encoder tokens are theirs."""
+        self._frozen: dict[TransferHandle, tuple[Transfer, list[list[Keys]]]] = {}
 
     def execute(self, output: SchedulerOutput, accepted: Mapping[RequestId, int] | None = None) -> None:
         """Run one step.
@@ -45,6 +49,10 @@ class FakeDevice:
             AssertionError: Two tokens of the step share a slot, or something is read that was not written for the
                 content it stands for.
         """
+        self._run(output, accepted or {})
+        self._check_frozen()
+
+    def _run(self, output: SchedulerOutput, accepted: Mapping[RequestId, int]) -> None:
         self._copy(output)
         items = output.scheduled
         if not items:
@@ -56,12 +64,33 @@ class FakeDevice:
                 self._store(index, items, _tables(output, index))
         for index, group in enumerate(self._groups):
             if isinstance(group, LinearState):
-                self._advance_states(index, items, _tables(output, index), accepted or {})
+                self._advance_states(index, items, _tables(output, index), accepted)
         for index, group in enumerate(self._groups):
             if isinstance(group, CrossAttention):
                 self._attend_to_encoder(index, output)
             elif not isinstance(group, LinearState):
                 self._attend(index, items, _tables(output, index))
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """A request has the encoder tokens of another."""
+        self._encoded_for[child] = self._encoded_for.get(parent, parent)
+
+    def freeze(self, transfer: Transfer) -> None:
+        """From now on every step checks that what a transfer reads does not change."""
+        contents = [[memory[list(blocks)].copy() for memory in self._memory] for blocks in transfer.blocks]
+        self._frozen[transfer.handle] = transfer, contents
+
+    def thaw(self, handle: TransferHandle) -> None:
+        """A transfer is over."""
+        del self._frozen[handle]
+
+    def _check_frozen(self) -> None:
+        for transfer, contents in self._frozen.values():
+            for blocks, by_memory in zip(transfer.blocks, contents, strict=True):
+                for memory, content in zip(self._memory, by_memory, strict=True):
+                    assert np.array_equal(memory[list(blocks)], content), (
+                        f"transfer {transfer.handle} reads blocks {blocks}, and one of them was written to"
+                    )
 
     def _copy(self, output: SchedulerOutput) -> None:
         """One after another, and all at once with the independent pairs: both come to the same."""
@@ -124,7 +153,7 @@ class FakeDevice:
             count = item.request.num_encoder_tokens
             if item.request.request_id in admitted and count:
                 slots = slot_mapping([table], [0], [count], self._spans[index])
-                self._write(index, slots, _encoder_keys(item.request))
+                self._write(index, slots, self._encoder_keys(item.request))
 
     def _attend_to_encoder(self, index: int, output: SchedulerOutput) -> None:
         for item, table in zip(output.scheduled, _tables(output, index), strict=True):
@@ -132,9 +161,13 @@ class FakeDevice:
             if count:
                 slots = slot_mapping([table], [0], [count], self._spans[index])
                 stored = self._memory[index].reshape(-1)[slots]
-                assert np.array_equal(stored, _encoder_keys(item.request)), (
+                assert np.array_equal(stored, self._encoder_keys(item.request)), (
                     f"{item.request.request_id} attends to encoder tokens that are not its own"
                 )
+
+    def _encoder_keys(self, request: Request) -> Keys:
+        whose = id(self._encoded_for.get(request, request))
+        return np.array([hash((whose, position)) for position in range(request.num_encoder_tokens)], dtype=np.int64)
 
     def _write(self, index: int, slots: Keys, keys: Keys) -> None:
         blocks = np.unique(slots // self._memory[index].shape[1])
@@ -150,20 +183,24 @@ class FakeDevice:
         keys = self._keys.setdefault(request, array("q"))
         num_known = min(end, request.num_tokens)
         while len(keys) < num_known:
-            keys.append(_next_key(keys[-1] if keys else request.cache_salt, request.all_token_ids[len(keys)]))
+            previous = keys[-1] if keys else hash((request.cache_salt, request.adapter))
+            keys.append(_next_key(previous, _content_at(request, len(keys))))
         all_keys = array("q", keys[:num_known])
         for token in request.draft_token_ids[: end - num_known]:
             all_keys.append(_next_key(all_keys[-1], token))
         return np.frombuffer(all_keys, dtype=np.int64)
 
 
-def _next_key(previous: int | str, token: int) -> int:
-    return hash((previous, token))
+def _next_key(previous: int, content: object) -> int:
+    return hash((previous, content))
 
 
-def _encoder_keys(request: Request) -> Keys:
-    keys = [hash((id(request), position)) for position in range(request.num_encoder_tokens)]
-    return np.array(keys, dtype=np.int64)
+def _content_at(request: Request, position: int) -> object:
+    """What K and V at a position are computed from: a token, or a part of an image or the like."""
+    for item in request.media:
+        if item.offset <= position < item.offset + item.num_tokens:
+            return item.content, position - item.offset
+    return request.all_token_ids[position]
 
 
 def _first_attended(group: GroupKind, start: int) -> int:

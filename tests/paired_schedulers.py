@@ -1,15 +1,18 @@
 """The engine's scheduler and the plain one, run side by side on one workload and a device that checks every read."""
 
 import random
+from collections.abc import Sequence
 
 from kvengine.block_pool import BlockId
 from kvengine.config import EngineConfig
-from kvengine.request import Request, RequestId, RequestStatus
+from kvengine.request import MediaItem, Request, RequestId, RequestStatus
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
+from kvengine.transfer_pins import Transfer
 from tests.builders import a_request
 from tests.fake_device import FakeDevice
-from tests.plain_scheduler import PlainRequest, PlainScheduler, PlainStep
+from tests.plain_scheduler import PlainRequest, PlainStep
+from tests.plain_sharing import PlainSharingScheduler
 
 
 class PairedSchedulers:
@@ -24,13 +27,23 @@ class PairedSchedulers:
     def __init__(self, config: EngineConfig, *, seed: int | str, max_drafts: int = 0) -> None:
         self.scheduler = Scheduler(config)
         self.requests: dict[str, Request] = {}
-        self._plain = PlainScheduler(config)
+        self.transfers: list[Transfer] = []
+        self._plain = PlainSharingScheduler(config)
         self._device = FakeDevice(config)
         self._model = random.Random(seed)
         self._max_drafts = max_drafts
 
     def add(
-        self, *, prompt: str, max_tokens: int, priority: int = 0, salt: str = "", num_encoder_tokens: int = 0
+        self,
+        *,
+        prompt: str,
+        max_tokens: int,
+        priority: int = 0,
+        salt: str = "",
+        num_encoder_tokens: int = 0,
+        n: int = 1,
+        adapter: str = "",
+        media: Sequence[MediaItem] = (),
     ) -> bool:
         """Add a request if it fits alone."""
         name = f"r{len(self.requests)}"
@@ -41,6 +54,9 @@ class PairedSchedulers:
             priority=priority,
             salt=salt,
             num_encoder_tokens=num_encoder_tokens,
+            n=n,
+            adapter=adapter,
+            media=media,
         )
         if not self.scheduler.fits_alone(request):
             return False
@@ -51,8 +67,14 @@ class PairedSchedulers:
             request.prompt_token_ids,
             max_tokens,
             priority=priority,
-            salt=salt,
+            salt=f"{salt}/{adapter}",
             encoder_tokens=num_encoder_tokens,
+            num_samples=n,
+            marks={
+                item.offset + index: (item.content, index, item.num_tokens)
+                for item in media
+                for index in range(item.num_tokens)
+            },
         )
         self._plain.add(plain)
         return True
@@ -62,6 +84,36 @@ class PairedSchedulers:
         aborted = self.scheduler.abort_request(RequestId(name))
         assert aborted is (None if had_ended else self.requests[name])
         self._plain.abort(name)
+
+    def fork(self, name: str, child_names: Sequence[str], last_tokens: Sequence[int] | None = None) -> None:
+        """Fork a running request."""
+        parent = self.requests[name]
+        ids = [RequestId(child) for child in child_names]
+        children = self.scheduler.fork(parent.request_id, ids, last_tokens)
+        assert [child.request_id for child in children] == ids
+        self._plain.fork(name, list(zip(child_names, last_tokens or [None] * len(ids), strict=True)))
+        self._take_forked()
+
+    def pin(self, name: str) -> None:
+        """Begin a transfer of what a running request has computed."""
+        transfer = self.scheduler.pin(RequestId(name))
+        self.transfers.append(transfer)
+        self._device.freeze(transfer)
+        handle = self._plain.pin(name)
+        assert (transfer.handle, [list(table) for table in transfer.tables]) == (handle, self._plain.pinned[handle])
+
+    def unpin(self, transfer: Transfer) -> None:
+        """Complete a transfer."""
+        self.transfers.remove(transfer)
+        assert self.scheduler.unpin(transfer.handle) is transfer
+        self._plain.unpin(transfer.handle)
+        self._device.thaw(transfer.handle)
+
+    def _take_forked(self) -> None:
+        for child in self.scheduler.take_forked():
+            self.requests[child.request_id] = child
+            assert child.parent_id is not None
+            self._device.fork(self.requests[child.parent_id], child)
 
     def preempt(self, name: str) -> None:
         runs = self.requests[name].status is RequestStatus.RUNNING
@@ -82,17 +134,20 @@ class PairedSchedulers:
             if item.num_drafts
         }
         self._device.execute(output, accepted)
-        sampled = {item.request.request_id: self._model.choice(b"ab") for item in output.scheduled if item.samples}
+        sampled = {name: self._model.choice(b"ab") for item in output.scheduled for name in item.sampled_ids}
         if abort_while_it_runs:
             self.abort(abort_while_it_runs)
         finished = self.scheduler.update(output, sampled, accepted)
         assert [request.request_id for request in finished] == self._plain.update(plain_step, sampled, accepted)
+        self._take_forked()
         self._propose_drafts(list(sampled))
         return output
 
     def run_to_the_end(self) -> None:
         """Every request fits alone into the whole pool, so all of them end, and the pool is then free."""
         self.resize(self.scheduler.kv_cache.pool.num_blocks - 1)
+        for transfer in list(self.transfers):
+            self.unpin(transfer)
         # Each step computes a token or preempts; 5,000 is far more than these small workloads can need.
         for _ in range(5_000):
             if not self.scheduler.has_unfinished:

@@ -4,7 +4,7 @@ Nothing is shared with the engine but its configuration. A block's content is na
 tokens up to the end of a prefix; the cache is a list of entries in order of entry.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, gcd, lcm
 
@@ -19,8 +19,8 @@ from kvengine.kv_groups.kinds import (
     StateMode,
 )
 
-Content = tuple[int, str, tuple[int, ...]]
-"""Group, salt, and every token of a prefix: what must be equal for two blocks to be equal."""
+Content = tuple[int, str, tuple[object, ...]]
+"""Group, salt (adapter included), and every token of a prefix: what must be equal for two blocks to be equal."""
 
 NULL = 0
 
@@ -45,6 +45,10 @@ class PlainRequest:
     unsaved: dict[int, int] = field(default_factory=dict)
     """By group: position of a cached state that the next step overwrites."""
     junction: int = 0
+    num_samples: int = 1
+    """Sequences that are sampled from its prompt."""
+    marks: Mapping[int, object] = field(default_factory=dict)
+    """By position: what of an image or the like stands behind a placeholder token."""
 
     def __post_init__(self) -> None:
         self.final_length = len(self.tokens) + self.max_tokens
@@ -55,7 +59,11 @@ class PlainRequest:
         return self.priority, self.arrival
 
     def content(self, group: int, num_tokens: int) -> Content:
-        return group, self.salt, tuple(self.tokens[:num_tokens])
+        tokens: list[object] = list(self.tokens[:num_tokens])
+        for position, mark in self.marks.items():
+            if position < num_tokens:
+                tokens[position] = tokens[position], mark
+        return group, self.salt, tuple(tokens)
 
 
 class PlainCache:

@@ -13,7 +13,16 @@ from kvengine.config import EngineConfig, SchedulingPolicy, VictimPolicy
 from kvengine.eviction_policies import EvictionPolicy
 from kvengine.request import RequestId
 from tests.plain_eviction import PlainUses
-from tests.plain_groups import NULL, PlainCache, PlainFull, PlainRequest, PlainSizes, PlainState, plain_group
+from tests.plain_groups import (
+    NULL,
+    PlainCache,
+    PlainCross,
+    PlainFull,
+    PlainRequest,
+    PlainSizes,
+    PlainState,
+    plain_group,
+)
 
 __all__ = ["PlainRequest", "PlainScheduler", "PlainStep"]
 
@@ -284,7 +293,7 @@ class PlainScheduler:
         for group, table in zip(self.groups, request.tables, strict=True):
             new = max(0, ceil(group.slots(request, end) / group.span) - len(table))
             total += min(1, new) if isinstance(group, PlainState) else new
-            total += 1 if group.index in request.unsaved else 0
+            total += 1 if group.index in request.unsaved or self._others_hold_tail(request, group.index) else 0
         return total
 
     def _give(self, request: PlainRequest, count: int, step: PlainStep) -> None:
@@ -312,6 +321,15 @@ class PlainScheduler:
             # Copies run one after another, so a later one of this step may read this block.
             self.written[taken[0]] = request.computed
             table[position] = taken[0]
+        elif self._others_hold_tail(request, index):
+            position = request.computed // group.span
+            taken.append(self._take())
+            self.owners[taken[0]] += 1
+            self.copies[index].append((table[position], taken[0]))
+            self.written[taken[0]] = request.computed
+            table[position] = taken[0]
+            # The other owner keeps the state, and what it is cached for.
+            request.unsaved.pop(index, None)
         if index in request.unsaved:
             source = table[request.unsaved.pop(index)]
             kept = self._take()
@@ -326,6 +344,17 @@ class PlainScheduler:
             table.append(block)
             taken.append(block)
         return taken
+
+    def _others_hold_tail(self, request: PlainRequest, index: int) -> bool:
+        """Whether the next token would be written into a block that somebody else holds; copies of this step do not
+        count, since they run before it."""
+        group, table = self.groups[index], request.tables[index]
+        position, offset = divmod(request.computed, group.span)
+        if isinstance(group, PlainCross) or index in request.shared_tails or not offset or position >= len(table):
+            return False
+        block = table[position]
+        holds = sum(pair.count(block) for pair in self.copies[index])
+        return block != NULL and self.owners[block] - holds > 1
 
     def _enter(self, request: PlainRequest, index: int, cacheable: int) -> None:
         group, table = self.groups[index], request.tables[index]
