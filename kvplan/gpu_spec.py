@@ -29,9 +29,12 @@ class GpuSpec:
     """CUDA's; None where it is not known, or the card is not one of NVIDIA's."""
     is_unified: bool = False
     """Whether it shares the host's memory; its driver then tells no total."""
-
     used_bytes: int = 0
     """Held by other processes, where the card itself was asked."""
+    count_there: int | None = None
+    """GPUs of this machine that an engine would see, where the machine was asked."""
+    notes: tuple[str, ...] = ()
+    """What else is to be said of them."""
 
     @property
     def process_bytes(self) -> int:

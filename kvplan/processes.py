@@ -171,6 +171,6 @@ def _visible_gpus() -> list[str]:
     from kvplan.probe import read_machine
 
     try:
-        return [str(gpu.index) for gpu in read_machine().gpus]
+        return [str(gpu.index) if gpu.slice_index is None else gpu.uuid for gpu in read_machine().gpus]
     except DeviceError:
         return []

@@ -296,6 +296,10 @@ def _print_notes(plan: "Plan") -> None:
             "engines refuse that unless told otherwise"
         )
     gpu = plan.inputs.memory.gpu
+    for text in gpu.notes if gpu is not None else ():
+        print_note(f"--gpu auto: {text}")
+    if gpu is not None and gpu.count_there is not None and engine.parallel.gpus > gpu.count_there:
+        print_note(f"--gpu auto: {engine.parallel.gpus} GPUs are planned, and {gpu.count_there} are there")
     if gpu is not None and gpu.used_bytes >= _NOTED_BYTES:
         print_note(
             f"{format_bytes(gpu.used_bytes)} of this machine's {gpu.name} are in use by others now; "

@@ -72,7 +72,8 @@ def test_check_names_file_line_key_and_value_of_each_problem(capsys: pytest.Capt
     [
         (
             ["list", "gpu"],
-            "KIND: expected one of gpus, models, runs, sweeps, workloads, got 'gpu'; did you mean 'gpus'?",
+            "KIND: expected one of calibrations, gpus, models, runs, sweeps, workloads, got 'gpu'; "
+            "did you mean 'gpus'?",
         ),
         (["show", "h100-smx"], "no profile named 'h100-smx'; did you mean 'h100-sxm'?"),
         (["show", "models/h100-sxm"], "no profile named 'models/h100-sxm'"),
