@@ -5,14 +5,18 @@ import time
 
 from textual.pilot import Pilot
 
+from kvengine.command_line import EXIT_BUG
 from kvengine.errors import TelemetryError
 from kvtop.app import KvtopApp
 from kvtop.screen_text import text_of
+from kvtop.server_view import NO_EVENTS
 from kvtop.sources.base import Source
 from kvtop.view_model import Phase, ViewModel
 
 PICTURE_WITHIN_S = 30.0
 """How long an engine may take to finish a step, and a server to answer."""
+EVENTS_WITHIN_S = 3.0
+"""How long a server's events may take to come, where it says that it publishes any."""
 LOOK_S = 0.05
 
 
@@ -34,6 +38,8 @@ class _Dump:
 
     async def run(self) -> str:
         await self._app.run_async(headless=True, size=self._size, auto_pilot=self._look)
+        if self._app.return_code:
+            raise SystemExit(EXIT_BUG)  # Textual has printed the traceback of what went wrong
         if self._failure is not None:
             raise self._failure
         return self._text
@@ -41,8 +47,9 @@ class _Dump:
     async def _look(self, pilot: Pilot[object]) -> None:
         """Wait for a picture, draw all of it, and leave."""
         watching = self._app.watching
-        give_up_s = time.monotonic() + PICTURE_WITHIN_S
-        while not is_shown(watching.model):
+        begun_s = time.monotonic()
+        give_up_s = begun_s + PICTURE_WITHIN_S
+        while not is_shown(watching.model, waits_for_events=time.monotonic() < begun_s + EVENTS_WITHIN_S):
             self._failure = why_nothing(watching.model, is_late=time.monotonic() > give_up_s)
             if self._failure is not None:
                 self._app.exit()
@@ -54,11 +61,15 @@ class _Dump:
         self._app.exit()
 
 
-def is_shown(model: ViewModel) -> bool:
-    """Whether there is something to see."""
-    if model.is_server:
-        return model.total is not None or (model.server is not None and model.server.events.num_blocks is not None)
-    return model.picture is not None
+def is_shown(model: ViewModel, *, waits_for_events: bool = False) -> bool:
+    """Whether there is something to see, and with it the events that are listened to, if those are waited for."""
+    if not model.is_server:
+        return model.picture is not None
+    events = model.server.events if model.server is not None else NO_EVENTS
+    is_looked_for = model.total is not None and not events.is_listening and events is NO_EVENTS
+    if waits_for_events and (is_looked_for or (events.is_listening and not events.is_settled)):
+        return False
+    return model.total is not None or events.num_blocks is not None
 
 
 def why_nothing(model: ViewModel, *, is_late: bool) -> TelemetryError | None:

@@ -88,4 +88,4 @@ def _is_enough(picture: ServerPicture | None, wants_metrics: bool, wants_events:
         return False
     if picture.metrics is not None and picture.metrics.has_failed:
         return True
-    return not wants_events or picture.events.num_blocks is not None
+    return not wants_events or picture.events.is_settled

@@ -117,6 +117,12 @@ class CacheEvents:
         return sum(source.num_blocks for source in self.sources)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether all that was published before has been taken in."""
+        unsettled = (StreamState.SILENT, StreamState.CATCHING_UP)
+        return bool(self.sources) and all(source.state not in unsettled for source in self.sources)
+
+    @property
     def doubts(self) -> list[str]:
         """What must be known to read the figures, in words."""
         return [source.doubt for source in self.sources if source.doubt]

@@ -126,6 +126,21 @@ class TrendLog:
         index = bisect_right(self._columns["step"], step) - 1
         return self._columns["time_s"][index] if index >= 0 else None
 
+    def recent_quantiles(self, log: LatencyLog, step: int, span_s: float) -> list[Column]:
+        """The median and the 95th percentile of the waits that ended in the last while up to a step.
+
+        Args:
+            log: Waits for first tokens, or gaps between tokens.
+            step: The last step that counts.
+            span_s: How far back.
+        """
+        end_s = self.time_of(step)
+        if end_s is None:
+            return [None, None]
+        first = bisect_right(self._columns["time_s"], end_s - span_s) - 1
+        after = self._columns["step"][first] if first >= 0 else -1.0
+        return [log.quantile(q, after=after, up_to=step) for q in (0.5, 0.95)]
+
     def columns(self, width: int, step: int) -> TrendColumns | None:
         """At most `width` columns over all samples; None before there are two.
 

@@ -1,7 +1,7 @@
 """What is on the screen, as plain values: folded from the source's messages, drawn by the widgets."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -10,12 +10,14 @@ from kvengine.gpu_readings import NOT_ASKED, GpuPicture
 from kvengine.telemetry.engine_list import RunningEngine
 from kvengine.telemetry.engine_reading import EngineReading
 from kvengine.telemetry.history import Event, EventKind, Sample
-from kvengine.telemetry.schema import BlockContent, ControlState, Hello, RequestState, Status
+from kvengine.telemetry.rates import Window
+from kvengine.telemetry.schema import BlockContent, ControlState, Hello, RequestState
 from kvengine.telemetry.state import StepUpdate
 from kvtop.map_order import MapColour, MapOrder
 from kvtop.picture import Picture
 from kvtop.playback import Playhead
 from kvtop.pool import Pool
+from kvtop.request_figures import SortKey, request_filter, sort_requests
 from kvtop.server_view import ServerPicture
 from kvtop.trends import TrendLog, TrendPoint
 
@@ -65,18 +67,6 @@ class SourceStatus:
     detail: str = ""
 
 
-class SortKey(StrEnum):
-    """What the requests are sorted by."""
-
-    ARRIVAL = "arrival"
-    BLOCKS = "blocks"
-    TOKENS = "tokens"
-    PREEMPTIONS = "preemptions"
-    STATUS = "status"
-    WAIT = "wait"
-    HIT = "hit"
-
-
 @dataclass(kw_only=True)
 class ViewModel:
     """Everything that the widgets draw from. The app changes it; widgets only read it."""
@@ -120,7 +110,7 @@ class ViewModel:
     """How close the map looks; None for the whole pool at once."""
     sort_key: SortKey = SortKey.ARRIVAL
     filter_text: str = ""
-    """Only requests with this in their id or status are listed."""
+    """Only requests that pass it are listed; see `request_filter`."""
     trends: TrendLog = field(init=False)
     events: list[Event] = field(default_factory=list)
 
@@ -193,6 +183,12 @@ class ViewModel:
         return metrics.total if metrics is not None else None
 
     @property
+    def window(self) -> Window | None:
+        """What a server counted in the last minute, all its engines together."""
+        metrics = self.server.metrics if self.server is not None else None
+        return metrics.counted if metrics is not None else None
+
+    @property
     def knowledge(self) -> Knowledge:
         """What the source can know."""
         if not self.is_server:
@@ -236,11 +232,11 @@ class ViewModel:
         """Unfinished requests that pass the filter, in the chosen order, ties by arrival."""
         if self.picture is None:
             return []
-        wanted = self.filter_text.lower()
-        requests = [request for request in self.picture.requests if wanted in _searched(request)]
-        if self.sort_key is not SortKey.ARRIVAL:
-            key, time_s = _SORT_KEYS[self.sort_key], self.picture.time_s
-            requests.sort(key=lambda request: key(request, time_s))
+        picture, requests = self.picture, list(self.picture.requests)
+        if self.filter_text:
+            passes = request_filter(self.filter_text)
+            requests = [request for request in requests if passes(request, picture)]
+        sort_requests(requests, self.sort_key, picture)
         return requests
 
     def num_events_shown(self) -> int:
@@ -274,27 +270,3 @@ class ViewModel:
         if self.total is not None:
             num_blocks = self.total.gauges.num_blocks or 0
         return event.kind is EventKind.EVICT and event.amount >= max(MIN_BURST, num_blocks * BURST_SHARE)
-
-
-def wait_s(request: RequestState, now_s: float) -> float | None:
-    """How long a request waited for its first admission, or has waited so far; None where that is not known."""
-    if request.arrived_s is None:
-        return None
-    if request.admitted_s is not None:
-        return request.admitted_s - request.arrived_s
-    return now_s - request.arrived_s if request.status is Status.WAITING else None
-
-
-def _searched(request: RequestState) -> str:
-    return f"{request.request_id} {Status(request.status).name}".lower()
-
-
-_STATUS_ORDER = {Status.RUNNING: 0, Status.PREEMPTED: 1, Status.WAITING: 2}
-_SORT_KEYS: dict[SortKey, Callable[[RequestState, float], float]] = {
-    SortKey.BLOCKS: lambda request, _: -sum(len(table) - table.count(0) for table in request.tables),
-    SortKey.TOKENS: lambda request, _: -(request.num_prompt_tokens + request.num_output_tokens),
-    SortKey.PREEMPTIONS: lambda request, _: -request.num_preemptions,
-    SortKey.STATUS: lambda request, _: _STATUS_ORDER[request.status],
-    SortKey.WAIT: lambda request, now_s: -(wait_s(request, now_s) or -1.0),
-    SortKey.HIT: lambda request, _: -request.num_cached_tokens / max(request.num_prompt_tokens, 1),
-}

@@ -274,7 +274,11 @@ class WatchScreen(Screen[None]):
 
     def on_request_list_filter_wanted(self) -> None:
         """Ask which requests to list; the list follows what is typed."""
-        prompt = Prompt("filter requests by id or status", self.model.filter_text, on_change=self._filter)
+        prompt = Prompt(
+            "filter requests: part of an id or status, or such as blocks>10 wait>1.5 hit<50",
+            self.model.filter_text,
+            on_change=self._filter,
+        )
         self.app.push_screen(prompt, self._filter)
 
     def on_playback_bar_position_wanted(self, message: PlaybackBar.PositionWanted) -> None:

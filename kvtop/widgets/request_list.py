@@ -16,7 +16,8 @@ from kvtop import formats
 from kvtop.glyphs import MISSING, STATUS_GLYPHS
 from kvtop.palette import Palette
 from kvtop.picture import Picture
-from kvtop.view_model import SortKey, ViewModel, wait_s
+from kvtop.request_figures import SortKey, hit_share, num_blocks, num_tokens, wait_s
+from kvtop.view_model import ViewModel
 from kvtop.widgets.line_pane import Line, ListPane, cut
 
 BAR_COLUMNS = 8
@@ -54,8 +55,11 @@ class RequestList(ListPane):
     TAKES_TURNS_WITH = "3 Prefixes"
     HELP = (
         "Every request that has not finished. blocks: those of its block tables; shared: those of them with other\n"
-        "owners; hit: share of its prompt that came free from the prefix cache at its last admission; pre: how often\n"
-        "it was preempted; wait: until it was first admitted. The selected one's blocks are lit on the map."
+        "owners; computed: tokens whose K/V is in the cache, of all known ones; hit: share of its prompt that came\n"
+        "free from the prefix cache at its last admission; pre: how often it was preempted; wait: until it was first\n"
+        "admitted. The selected one's blocks are lit on the map.\n"
+        "A filter is words that all have to pass: part of an id or status, or blocks>10 wait>=1.5 hit<50, of blocks\n"
+        "shared computed tokens prompt output hit pre wait."
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -160,7 +164,7 @@ class RequestList(ListPane):
         if self.model.picture is None:
             return "no step yet"
         if self.model.filter_text:
-            return f"no request has {self.model.filter_text!r} in its id or status; esc lists all"
+            return f"no request passes {self.model.filter_text!r}; esc lists all"
         return "no request is waiting or running"
 
     def describe_title(self) -> str:
@@ -240,13 +244,20 @@ def _stage(request: RequestState) -> str:
 
 
 def _draw_blocks(line: Line, cell: Cell) -> None:
-    number = sum(len(table) - table.count(0) for table in cell.request.tables)
+    number = num_blocks(cell.request)
     line.add(f"{number:>6,}" if number else f"{MISSING:>6}", cell.palette.text if number else cell.palette.faint)
 
 
 def _draw_shared(line: Line, cell: Cell) -> None:
     number = cell.picture.num_shared_of(cell.request)
     line.add(f"{number:>6,}" if number else f"{MISSING:>6}", cell.palette.shared if number else cell.palette.faint)
+
+
+def _draw_computed(line: Line, cell: Cell) -> None:
+    """Tokens whose K/V is in the cache, of those that are known."""
+    request, palette = cell.request, cell.palette
+    line.add(f"{request.num_computed_tokens:>6,}", palette.text if request.num_computed_tokens else palette.faint)
+    line.add(f"/{num_tokens(request):<6,}", palette.muted)
 
 
 def _draw_prompt(line: Line, cell: Cell) -> None:
@@ -267,9 +278,8 @@ def _draw_progress(line: Line, cell: Cell) -> None:
 
 def _draw_hit(line: Line, cell: Cell) -> None:
     request, palette = cell.request, cell.palette
-    was_admitted = request.status is not Status.WAITING
-    hit = request.num_cached_tokens / request.num_prompt_tokens if was_admitted else None
-    text = MISSING if hit is None else f"{min(hit, 1):.0%}"
+    hit = hit_share(request)
+    text = MISSING if hit is None else f"{hit:.0%}"
     line.add(f"{text:>4}", palette.text if request.num_cached_tokens else palette.faint)
 
 
@@ -286,9 +296,10 @@ def _draw_wait(line: Line, cell: Cell) -> None:
 _COLUMNS = (
     Column("state", 11, 0, _draw_state, SortKey.STATUS),
     Column("blocks", 6, 0, _draw_blocks, SortKey.BLOCKS),
-    Column("shared", 6, 2, _draw_shared),
-    Column("prompt", 6, 3, _draw_prompt),
-    Column("output", 6, 1, _draw_output, SortKey.TOKENS),
+    Column("shared", 6, 2, _draw_shared, SortKey.SHARED),
+    Column("computed/all", 13, 3, _draw_computed, SortKey.COMPUTED),
+    Column("prompt", 6, 5, _draw_prompt, SortKey.PROMPT),
+    Column("output", 6, 1, _draw_output, SortKey.OUTPUT),
     Column("of max", BAR_COLUMNS + 6, 5, _draw_progress),
     Column("hit", 4, 4, _draw_hit, SortKey.HIT),
     Column("pre", 4, 1, _draw_preemptions, SortKey.PREEMPTIONS),

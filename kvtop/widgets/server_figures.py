@@ -14,6 +14,9 @@ from kvtop.view_model import ViewModel
 from kvtop.widgets.foreign_text import printable
 from kvtop.widgets.line_pane import ListPane
 
+WIDE = 60
+"""Columns from which there is room for long titles and pairs of figures."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -60,18 +63,25 @@ class ServerFigures(ListPane):
 
     def draw_header(self, width: int) -> Strip:
         """The titles of the columns."""
-        return self.line(width).add(f" {'':<22}{'life':>14}{'window':>22}", self.palette.muted).strip()
+        title, life, window = _widths(width)
+        return self.line(width).add(f" {'':<{title}}{'life':>{life}}{'window':>{window}}", self.palette.muted).strip()
 
     def draw_row(self, row: int, width: int) -> Strip:
         """One figure."""
         metrics = self.model.server.metrics if self.model.server is not None else None
         assert metrics is not None and metrics.total is not None, "rows come from a reading"  # noqa: PT018
         figure, palette, counted = FIGURES[row], self.palette, metrics.counted
+        title, life, window = _widths(width)
         line = self.line(width)
-        line.add(f" {figure.title:<22}", palette.muted)
-        line.add(f"{figure.total(metrics.total):>14}", palette.strong)
-        line.add(f"{figure.recent(counted) if counted is not None else MISSING:>22}", palette.text)
+        line.add(f" {figure.title:<{title}}", palette.muted)
+        line.add(f"{figure.total(metrics.total):>{life}}", palette.strong)
+        line.add(f"{figure.recent(counted) if counted is not None else MISSING:>{window}}", palette.text)
         return line.strip()
+
+
+def _widths(width: int) -> tuple[int, int, int]:
+    """Columns of the titles, of the life's figures and of the window's."""
+    return (22, 14, 22) if width >= WIDE else (17, 11, max(width - 29, 9))
 
 
 def _count(value: int | None) -> str:
@@ -116,13 +126,13 @@ FIGURES = (
     Figure("output tokens", lambda e: _count(e.counters.generation_tokens), lambda w: _per_s(w, w.generation_tokens)),
     Figure("prefix hit", lambda e: formats.percent(e.hit_rate), lambda w: formats.percent(w.hit_rate)),
     Figure(
-        "  hits of looked up",
+        "  hits/looked up",
         lambda e: f"{_count(e.counters.prefix_hits)}/{_count(e.counters.prefix_queries)}",
         lambda w: f"{_count(w.prefix_hits)}/{_count(w.prefix_queries)}",
     ),
     Figure("evicted tokens", lambda e: _count(e.counters.evicted_tokens), lambda w: _per_s(w, w.evicted_tokens)),
-    Figure("first token 50 95 %", recent=lambda w: _percentiles(w.time_to_first_token_s)),
-    Figure("token gap 50 95 %", recent=lambda w: _percentiles(w.inter_token_s)),
-    Figure("queue 50 95 %", recent=lambda w: _percentiles(w.queue_s)),
-    Figure("end to end 50 95 %", recent=lambda w: _percentiles(w.end_to_end_s)),
+    Figure("TTFT p50 p95", recent=lambda w: _percentiles(w.time_to_first_token_s)),
+    Figure("token gap p50 p95", recent=lambda w: _percentiles(w.inter_token_s)),
+    Figure("queue p50 p95", recent=lambda w: _percentiles(w.queue_s)),
+    Figure("end-to-end p50 95", recent=lambda w: _percentiles(w.end_to_end_s)),
 )

@@ -7,8 +7,10 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
+from kvengine.telemetry.histogram import Histogram
 from kvtop import formats
 from kvtop.glyphs import LEVELS, MISSING
+from kvtop.latencies import LatencyLog
 from kvtop.palette import Palette
 from kvtop.trends import Column, TrendColumns
 from kvtop.view_model import ViewModel
@@ -19,6 +21,8 @@ MIN_CHART_LINES = 3
 MAX_CHARTS_IN_LINE = 4
 GAP = 3
 SPARK_COLUMNS = 12
+WINDOW_S = 60.0
+"""Percentiles are of so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,25 @@ def _hit(model: ViewModel, _: TrendColumns) -> str:
     return formats.percent(model.total.hit_rate if model.total is not None else None)
 
 
+def _first_token(model: ViewModel) -> str:
+    window = model.window
+    return _quantiles(model, model.trends.first_tokens_s, window.time_to_first_token_s if window is not None else None)
+
+
+def _token_gap(model: ViewModel) -> str:
+    window = model.window
+    return _quantiles(model, model.trends.token_gaps_s, window.inter_token_s if window is not None else None)
+
+
+def _quantiles(model: ViewModel, log: LatencyLog, histogram: Histogram | None) -> str:
+    """Median and 95th percentile of the last minute: of single waits, or read from a server's histogram."""
+    if model.is_server:
+        known = [histogram.quantile(q) if histogram is not None else None for q in (0.5, 0.95)]
+    else:
+        known = model.trends.recent_quantiles(log, model.step or 0, WINDOW_S)
+    return "/".join(map(formats.latency, known))
+
+
 CHARTS = (
     Chart(
         "blocks in use",
@@ -108,19 +131,19 @@ CHARTS = (
         is_fraction=True,
     ),
     Chart(
-        "first token p95",
+        "TTFT p50/95",
         "ttft",
         lambda trend: trend.time_to_first_token_s,
-        lambda _, trend: formats.latency(trend.time_to_first_token_s[trend.now]),
+        lambda model, _: _first_token(model),
         formats.latency,
         lambda palette: palette.used,
         is_time=True,
     ),
     Chart(
-        "token gap p95",
+        "gap p50/95",
         "gap",
         lambda trend: trend.token_gap_s,
-        lambda _, trend: formats.latency(trend.token_gap_s[trend.now]),
+        lambda model, _: _token_gap(model),
         formats.latency,
         lambda palette: palette.warn,
         is_time=True,
@@ -133,7 +156,9 @@ class TrendChart(LinePane, can_focus=True):
 
     HELP = (
         "Each figure since the watching began, or over the whole recording, condensed to the columns that there are:\n"
-        "levels show the highest of a column, rates its mean. White is the step shown. A gap is what is not known."
+        "levels show the highest of a column, rates its mean. White is the step shown. A gap is what is not known.\n"
+        "TTFT is the wait for a request's first token, gap the time between two of its tokens: the figures are the\n"
+        "median and the 95th percentile of the last minute, the curves the 95th percentile of each column."
     )
 
     def __init__(self, model: ViewModel, *, id: str = "trend") -> None:

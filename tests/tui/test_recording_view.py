@@ -4,9 +4,9 @@ import pytest
 from textual.geometry import Region
 
 from kvengine.telemetry.schema import Status
+from kvtop.request_figures import SortKey
 from kvtop.screens.help import HelpScreen
 from kvtop.sources.recording import StepBy
-from kvtop.view_model import SortKey
 from tests.tui.conftest import blocks_drawn_as, is_at, shows, text_of, until
 
 SIZES = [(80, 24), (160, 48)]

@@ -114,3 +114,17 @@ def test_a_listener_binds_where_the_server_connects() -> None:
 def test_an_address_that_is_none_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match="cannot connect to 'tcp//nonsense'"):
         EventSubscriber(Address("tcp//nonsense", bind=False), None)
+
+
+def test_a_late_joiner_to_an_idle_server_learns_all_that_was_published(publisher) -> None:
+    for _ in range(5):
+        publisher.publish()
+    subscriber = EventSubscriber(publisher.address, publisher.replay_address)
+    try:
+        give_up_s = time.monotonic() + DEADLINE_S
+        while subscriber.stream.state is not StreamState.COMPLETE:
+            assert time.monotonic() < give_up_s
+            subscriber.poll(0.05)
+        assert subscriber.stream.blocks.num_blocks == 5
+    finally:
+        subscriber.close()

@@ -1,7 +1,7 @@
 from kvengine.telemetry.history import Sample
 from kvengine.telemetry.schema import Counters, Totals
 from kvtop import trends
-from kvtop.trends import TrendLog
+from kvtop.trends import TrendLog, TrendPoint
 
 
 def a_sample(step: int, *, used: int = 0, waiting: int = 0, output: int = 0, hit: int = 0, admitted: int = 0) -> Sample:
@@ -58,3 +58,14 @@ def test_a_long_live_trend_is_thinned_and_keeps_its_peaks_and_totals(monkeypatch
     assert columns.in_use == [1.0]
     # From step 1, the later of the first pair, to step 8: 7 tokens in 3.5 s.
     assert columns.output_per_s == [2.0]
+
+
+def test_percentiles_of_the_last_while_are_of_the_waits_that_ended_in_it():
+    log = TrendLog(keeps_all=True)
+    # A step every 10 s; the request of step n waited n seconds.
+    for step in range(1, 11):
+        log.add(TrendPoint(step=step, time_s=10.0 * step), first_tokens_s=[float(step)])
+    # Up to step 8 at 80 s, 60 s back: after 20 s, so the waits 3, 4, 5, 6, 7, 8.
+    assert log.recent_quantiles(log.first_tokens_s, 8, 60.0) == [5.0, 8.0]
+    assert log.recent_quantiles(log.token_gaps_s, 8, 60.0) == [None, None]
+    assert log.recent_quantiles(log.first_tokens_s, 0, 60.0) == [None, None]

@@ -71,7 +71,7 @@ class EventStream:
         """How far the state can be trusted now."""
         if self._next_seq is None:
             return StreamState.SILENT
-        if self._pending:
+        if self._pending or self.is_waiting_for_replay:
             return StreamState.CATCHING_UP
         return StreamState.DOUBTFUL if self.doubt else StreamState.COMPLETE
 
@@ -84,6 +84,11 @@ class EventStream:
     def is_waiting_for_replay(self) -> bool:
         """Whether a replay was asked for and has not ended."""
         return self._asked_from is not None
+
+    def ask_for_everything(self) -> list[bytes]:
+        """The frames to send to the replay socket at first: an idle server says nothing by itself."""
+        self._asked_from = 0
+        return replay_request(0)
 
     def take_replay_request(self) -> list[bytes] | None:
         """The frames to send to the replay socket; None while nothing needs to be asked. Given out once."""
@@ -117,7 +122,7 @@ class EventStream:
     def take_replay(self, frames: Sequence[bytes]) -> list[EventBatch]:
         """Take a message of the replay socket; batches that are not wanted (any more) are skipped."""
         message = decode_message(frames)
-        if not self._pending:
+        if not self.is_waiting_for_replay:
             return []
         if message.is_replay_end:
             return self._end_replay()
@@ -152,7 +157,9 @@ class EventStream:
         return []
 
     def _drain_up_to_gap(self) -> list[EventBatch]:
-        """Fold the waiting messages that follow without a gap."""
+        """Fold the waiting messages that follow without a gap; with the last of them a replay has done its work."""
+        if not self._pending:
+            return []
         folded: list[EventBatch] = []
         while self._pending and _seq(self._pending[0]) <= (self._next_seq or 0):
             folded += self._fold_from(self._pending.popleft())

@@ -48,7 +48,7 @@ class EventSubscriber:
         self._live.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._attach(self._live, live)
         if replay is not None:
-            self._connect_to_replay(replay)
+            self._ask(self.stream.ask_for_everything())
 
     def poll(self, timeout_s: float) -> list[EventBatch]:
         """Wait for messages and fold them in.
