@@ -280,5 +280,5 @@ def _flat(record: dict[str, object]) -> dict[str, object]:
     return flat
 
 
-_GROUPS = ("measured", "latencies", "timeline", "gpus", "ttft", "itl", "tpot", "e2e")
+_GROUPS = ("measured", "latencies", "timeline", "memory", "gpus", "ttft", "itl", "tpot", "e2e")
 """Mappings that a run may be without: they then have no columns of their own."""
