@@ -238,8 +238,12 @@ def _launched(line: str) -> BudgetOptions:
     from kvplan.launch_line import read_launch_line
 
     launch = read_launch_line(line)
+    for note in launch.notes:
+        print_note(f"--from-command: {note}")
+    if launch.uncounted:
+        print_note(f"--from-command: memory depends on these, and they are not counted: {'; '.join(launch.uncounted)}")
     if launch.ignored:
-        print_note(f"--from-command: not counted: {' '.join(launch.ignored)}")
+        print_note(f"--from-command: not counted: {'; '.join(launch.ignored)}")
     return BudgetOptions(**launch.options)
 
 

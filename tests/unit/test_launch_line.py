@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from kvplan.launch_line import read_launch_line
         ),
         (
             "docker run --gpus all vllm/vllm-openai:v0.21.0 --model a/b",
-            {"engine": "vllm", "model": "a/b"},
+            {"engine": "vllm", "model": "a/b", "engine_version": "0.21.0"},
         ),
         (
             'vllm serve a/b --speculative-config \'{"method": "mtp", "num_speculative_tokens": 3}\'',
@@ -48,6 +49,63 @@ from kvplan.launch_line import read_launch_line
             "vllm serve a/b \\\n  --max-num-seqs 64 \\\n  # as it ran in May",
             {"engine": "vllm", "model": "a/b", "max_num_seqs": "64"},
         ),
+        (
+            "HF_HOME=/srv/vllm docker run --name vllm -v ~/vllm:/root -p 80:8000 vllm/vllm-openai:latest --model=a/b",
+            {"engine": "vllm", "model": "a/b"},
+        ),
+        (
+            "docker run --entrypoint vllm vllm/vllm-openai:v0.16.0-x86_64 serve a/b -dcp 2 -tp 4",
+            {"engine": "vllm", "model": "a/b", "engine_version": "0.16.0", "dcp": "2", "tp": "4"},
+        ),
+        (
+            "docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve a/b",
+            {"engine": "vllm", "model": "a/b"},
+        ),
+        (
+            "cd /opt/vllm && source bin/activate && vllm serve a/b --max_num_seqs=8 2>&1 | tee vllm.log --tp 9",
+            {"engine": "vllm", "model": "a/b", "max_num_seqs": "8"},
+        ),
+        (
+            "vllm serve --enable-log-requests --port 8000 a/b --enforce-eager --no-enforce-eager -ep",
+            {"engine": "vllm", "model": "a/b", "enforce_eager": False, "ep": True},
+        ),
+        (
+            "vllm serve a/b --max-model-len 32K --max-num-batched-tokens 8k --kv-cache-memory-bytes 1.5g",
+            {
+                "engine": "vllm",
+                "model": "a/b",
+                "max_model_len": "32768",
+                "max_num_batched_tokens": "8000",
+                "available_kv": "1500000000",
+            },
+        ),
+        (
+            "vllm serve a/b --device-memory-utilization .85 --speculative-config.num_speculative_tokens 2",
+            {"engine": "vllm", "model": "a/b", "gpu_memory_utilization": ".85", "speculative_tokens": "2"},
+        ),
+        (
+            "vllm serve a/b \\ \n # the old value\n --max-model-len 4096 \\\r\n  --block-size 32",
+            {"engine": "vllm", "model": "a/b", "max_model_len": "4096", "block_size": "32"},
+        ),
+        (
+            "docker run lmsysorg/sglang:v0.5.5-cu129 python3 -m sglang.launch_server --model a/b --tp-size 8 --dp 4 "
+            "--enable-dp-attention --ep-size 8 --context-len 8192 --mem-fraction .8 --kv-cache-dtype bf16",
+            {
+                "engine": "sglang",
+                "engine_version": "0.5.5",
+                "model": "a/b",
+                "tp": "2",
+                "dp": "4",
+                "ep": True,
+                "max_model_len": "8192",
+                "mem_fraction_static": ".8",
+                "kv_cache_dtype": "bfloat16",
+            },
+        ),
+        (
+            "sglang serve --model-path a/b --tp 2 --dp-size 4 --chunked-prefill-size -1 --speculative-num-steps 3",
+            {"engine": "sglang", "model": "a/b", "tp": "2", "speculative_tokens": "4"},
+        ),
     ],
 )
 def test_a_launch_line_becomes_options(line: str, options: dict[str, Any]) -> None:
@@ -57,8 +115,53 @@ def test_a_launch_line_becomes_options(line: str, options: dict[str, Any]) -> No
 def test_flags_that_do_not_matter_are_named() -> None:
     line = read_launch_line("vllm serve a/b --port 8000 --trust-remote-code --tp-of-mine=3 --max-num-seqs 8")
 
-    assert line.ignored == ("--port", "8000", "--trust-remote-code", "--tp-of-mine=3")
+    assert line.ignored == ("--port 8000", "--trust-remote-code", "--tp-of-mine=3")
     assert line.options["max_num_seqs"] == "8"
+
+
+def test_flags_that_memory_depends_on_are_named_apart() -> None:
+    line = read_launch_line(
+        "VLLM_USE_V1=1 CUDA_VISIBLE_DEVICES=0 vllm serve a/b --cpu-offload-gb 10 --language-model-only --host 0.0.0.0 "
+        "--mamba_ssm_cache_dtype float32 -O3 --compilation-config.level=2 --max-modellen 4096 "
+        """--speculative-config '{"method": "eagle3", "model": "a/draft", "num_speculative_tokens": 2}'"""
+    )
+
+    assert line.options == {"engine": "vllm", "model": "a/b", "speculative_tokens": "2"}
+    assert line.uncounted == (
+        "VLLM_USE_V1=1",
+        "--cpu-offload-gb 10",
+        "--language-model-only",
+        "--mamba_ssm_cache_dtype float32",
+        "-O3",
+        "--compilation-config.level=2",
+        "--speculative-config model a/draft",
+    )
+    assert line.ignored == (
+        "--host 0.0.0.0",
+        "--max-modellen 4096 (not a flag of this engine; --max-model-len?)",
+    )
+
+
+def test_copies_of_sglang_are_planned_one_by_one_and_that_is_said() -> None:
+    line = read_launch_line("python -m sglang.launch_server --model a/b --dp 2")
+
+    assert "dp" not in line.options
+    assert line.notes == ("--dp-size 2: so many whole copies; one of them is planned",)
+
+
+def test_flags_of_a_file_count_where_the_line_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: a/b\ntensor-parallel-size: 2\nmax_model_len: 8192\nenforce-eager: true\nport: 80\n")
+    line = read_launch_line(f"vllm serve --config {file} --max-model-len 4096")
+
+    assert line.options == {
+        "engine": "vllm",
+        "model": "a/b",
+        "tp": "2",
+        "max_model_len": "4096",
+        "enforce_eager": True,
+    }
+    assert line.ignored == ("--port=80",)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +171,8 @@ def test_flags_that_do_not_matter_are_named() -> None:
         ("ollama run llama3", "starts neither vLLM nor SGLang"),
         ("vllm serve a/b --max-model-len", "--max-model-len has no value"),
         ("vllm serve 'a/b", "not a command line"),
+        ("VLLM=1 python serve.py --model a/b", "starts neither vLLM nor SGLang"),
+        ("cd /opt/vllm", "starts neither vLLM nor SGLang"),
         ("vllm serve a/b --speculative-config fast", "expected a JSON object with num_speculative_tokens"),
         ("vllm serve a/b --speculative-config [1]", "expected a JSON object with num_speculative_tokens"),
     ],
@@ -76,3 +181,8 @@ def test_what_is_no_launch_line_is_refused(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match="--from-command") as caught:
         read_launch_line(line)
     assert message in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        read_launch_line("vllm serve a/b --config nowhere.yaml")
