@@ -5,6 +5,7 @@ from itertools import islice, product
 from typing import Any
 
 from kvengine.errors import ConfigError
+from kvplan.baselines import Design
 from kvplan.plan import PlanInputs, make_plan
 
 SCHEMA = "kvplan.budget-matrix/1"
@@ -49,6 +50,7 @@ def _row(inputs: PlanInputs) -> dict[str, Any]:
         "kv_cache_tokens": capacity.kv_cache_tokens,
         "max_model_len": capacity.max_model_len,
         "max_concurrency": float(capacity.max_concurrency),
+        "requests_fit": plan.baselines[Design.PAGED].requests if inputs.demand else None,
         "estimated_max_model_len": capacity.longest_fit,
         "reason": plan.verdict.reason,
     }

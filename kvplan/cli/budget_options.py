@@ -68,6 +68,8 @@ MATRIX_OPTIONS: Mapping[str, str] = {
     )
 }
 """Options that a matrix can vary, by the name on the command line."""
+_MATRIX_NAMES = {"context": "max-model-len", "kv-dtype": "kv-cache-dtype", "concurrency": "requests"}
+"""Other names for them."""
 
 
 def read_matrix(entries: list[str]) -> dict[str, tuple[str, ...]]:
@@ -82,7 +84,8 @@ def read_matrix(entries: list[str]) -> dict[str, tuple[str, ...]]:
         listed = tuple(value.strip() for value in values.split(",") if value.strip())
         if not separator or not listed:
             raise ConfigError(f"expected OPTION=VALUE,VALUE,..., got {entry[:60]!r}", where="--matrix")
-        option = name.strip().removeprefix("--")
+        option = name.strip().removeprefix("--").replace("_", "-")
+        option = _MATRIX_NAMES.get(option, option)
         if option not in MATRIX_OPTIONS:
             from kvplan.loading import did_you_mean
 

@@ -3,9 +3,11 @@
 from typing import Any
 
 from kvengine.units import format_bytes
-from kvplan.cli.output import Format, print_csv, print_json, print_note, print_rich
+from kvplan.cli.output import Format, print_csv, print_json, print_note, print_rich, stdout_width
 
 _VERDICTS = {"fits": "✔ fits", "marginal": "≈ marginal", "does_not_fit": "✘ does not fit"}
+_SHORT_VERDICTS = {"fits": "✔ fits", "marginal": "≈ maybe", "does_not_fit": "✘ no"}
+_WIDE = 110
 
 
 def show_matrix(document: dict[str, Any], output_format: Format) -> None:
@@ -23,22 +25,25 @@ def show_matrix(document: dict[str, Any], output_format: Format) -> None:
 
 
 def _print_table(document: dict[str, Any]) -> None:
+    """Show a row for each plan; on a narrow terminal with short verdicts, and names of options over several lines."""
     from rich.table import Table
 
-    table = Table(header_style="dim", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    wide = stdout_width() >= _WIDE
+    verdicts = _VERDICTS if wide else _SHORT_VERDICTS
+    table = Table(header_style="dim", box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False)
     for axis in document["axes"]:
-        table.add_column(axis, overflow="fold")
+        table.add_column(axis if wide else axis.replace("-", "-\n"), no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for heading in ("KV cache", "blocks", "tokens", "requests", "longest"):
         table.add_column(heading, justify="right", no_wrap=True)
     for plan in document["plans"]:
         table.add_row(
             *(plan[axis] for axis in document["axes"]),
-            _VERDICTS[plan["verdict"]],
+            verdicts[plan["verdict"]],
             format_bytes(plan["available_kv_bytes"]),
             f"{plan['num_blocks']:,}",
             f"{plan['kv_cache_tokens']:,}",
-            f"{plan['max_concurrency']:,.2f}",
+            f"{plan['max_concurrency']:,.2f}" if plan["requests_fit"] is None else f"{plan['requests_fit']:,}",
             f"{plan['estimated_max_model_len']:,}",
         )
     print_rich(table)
