@@ -77,11 +77,14 @@ def main() -> int:
     """Write the generated parts, or compare them; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if something is out of date")
-    check = parser.parse_args().check
-    wanted = {ROOT / "docs" / "cli.md": command_reference()}
+    parser.add_argument("pages", nargs="*", type=Path, help="only these pages")
+    arguments = parser.parse_args()
+    check, only = arguments.check, {page.resolve() for page in arguments.pages}
+    reference = ROOT / "docs" / "cli.md"
+    wanted: dict[Path, str] = {}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        if page not in wanted:
-            wanted[page] = with_output(page.read_text())
+        if not only or page.resolve() in only:
+            wanted[page] = command_reference() if page == reference else with_output(page.read_text())
     stale = [page for page, text in wanted.items() if not page.exists() or page.read_text() != text]
     for page in stale:
         if check:

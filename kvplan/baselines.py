@@ -99,6 +99,7 @@ def paged_baseline(capacity: Capacity, demand: Demand, *, table_requests: int, p
             needed=capacity.blocks_for,
             unused=capacity.tail_waste,
             filled=capacity.shared_blocks,
+            most_requests=capacity.state_slots,
         ),
         prefix_caching=prefix_caching,
         index_bytes=table_requests * capacity.blocks_per_request * _INDEX_ENTRY_BYTES,
@@ -122,6 +123,8 @@ class _Units:
     """Slots of these that hold no token."""
     filled: Callable[[int], int]
     """Units that so many tokens at the start of prompts fill, and that requests can hold once between them."""
+    most_requests: int | None = None
+    """Requests that there are states for, where these have a pool of their own."""
 
 
 def _tokens(demand: Demand, slots: int, *, prefix_caching: bool, index_bytes: int) -> Baseline:
@@ -141,6 +144,8 @@ def _units(demand: Demand, units: _Units, *, prefix_caching: bool, index_bytes: 
         return _workload(demand, units, prefixes, index_bytes=index_bytes)
     shared = units.filled(demand.shared_tokens(prefix_caching=prefix_caching))
     fitting = _fitting(demand, units.count - shared, lambda length: units.needed(length) - shared)
+    if units.most_requests is not None:
+        fitting = min(fitting, units.most_requests)
     counted = demand.requests if demand.requests is not None else fitting
     waste = _over_requests(demand, counted, units.unused)
     private = _over_requests(demand, counted, lambda length: units.needed(length) - shared)
@@ -169,7 +174,7 @@ def _workload(
         [units.filled(end) - units.filled(begin) for begin, end in prefixes.stretches],
     )
     wanted = demand.requests or len(demand.lengths)
-    runs, heaviest = requests.fitting(units.count), requests.heaviest(wanted)
+    runs, heaviest = requests.fitting(units.count, units.most_requests), requests.heaviest(wanted)
     waste = sum(of_length[length][1] for length in demand.lengths[heaviest.start : heaviest.start + wanted])
     allocated = heaviest.units * units.slots
     return Baseline(

@@ -43,14 +43,14 @@ class ConsecutiveRequests:
         self._stretches = prefixes.of_request or ((),) * len(needed)
         self._shared_units = shared_units
 
-    def fitting(self, room: int) -> FittingRuns:
-        """Find the runs that fit in so many units."""
+    def fitting(self, room: int, most_requests: int | None = None) -> FittingRuns:
+        """Find the runs that fit in so many units, of no more than so many requests."""
         count, end, runs = len(self._needed), 0, []
         window = _Window(self)
         for start in range(count):
             while end < count:
                 window.add(end)
-                if window.units > room:
+                if window.units > room or end - start == most_requests:
                     window.drop(end)
                     break
                 end += 1

@@ -6,7 +6,8 @@ from typing import Any
 
 from kvengine.errors import ConfigError
 from kvplan.baselines import Design
-from kvplan.plan import PlanInputs, make_plan
+from kvplan.needs import needs_of
+from kvplan.plan import Plan, PlanInputs, make_plan
 
 SCHEMA = "kvplan.budget-matrix/1"
 _MAX_PLANS = 2_000
@@ -51,6 +52,15 @@ def _row(inputs: PlanInputs) -> dict[str, Any]:
         "max_model_len": capacity.max_model_len,
         "max_concurrency": float(capacity.max_concurrency),
         "requests_fit": plan.baselines[Design.PAGED].requests if inputs.demand else None,
+        "needed_utilization": _needed_share(plan),
         "estimated_max_model_len": capacity.longest_fit,
         "reason": plan.verdict.reason,
     }
+
+
+def _needed_share(plan: Plan) -> float | None:
+    """Share of the card in which the requests fit, where a number was asked for; above 1 on a card too small."""
+    if plan.inputs.demand is None or plan.demand.together is None:
+        return None
+    needs = needs_of(plan)
+    return None if needs is None else needs.utilization

@@ -247,7 +247,8 @@ def _limits(inputs: PlanInputs, capacity: Capacity) -> StepLimits:
         return limits
     from kvplan.memory_model.sglang import default_running_requests
 
-    return replace(limits, num_seqs=default_running_requests(capacity.kv_cache_tokens, capacity.max_model_len))
+    running = default_running_requests(capacity.kv_cache_tokens, capacity.max_model_len)
+    return replace(limits, num_seqs=running if capacity.state_slots is None else min(running, capacity.state_slots))
 
 
 def longest_asked(inputs: PlanInputs) -> int:
@@ -332,6 +333,8 @@ def _obstacle(inputs: PlanInputs, stage: _Stage, available_bytes: int) -> str:
     paged = _paged(inputs, capacity, demand)
     if paged.fits or not demand_counts(inputs):
         return ""
+    if capacity.state_slots is not None and (demand.requests or 1) > capacity.state_slots:
+        return f"{demand.requests or 1:,} requests need a state each, and there is room for {capacity.state_slots:,}"
     needed = paged.slots_allocated // capacity.block_slots
     return (
         f"{demand.requests or 1:,} requests need {needed:,} blocks of {capacity.block_size}, "

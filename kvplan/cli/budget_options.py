@@ -57,7 +57,6 @@ MATRIX_OPTIONS: Mapping[str, str] = {
     for entry in fields(BudgetOptions)
     if entry.name
     not in (
-        "model",
         "lengths",
         "ep",
         "prefix_caching",

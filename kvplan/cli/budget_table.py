@@ -326,14 +326,21 @@ def _in_words(document: dict[str, Any]) -> str:
 
 def _workload_in_words(document: dict[str, Any]) -> Iterator[str]:
     paged, workload, capacity = document["baselines"]["paged"], document["workload"], document["capacity"]
-    yield (
-        f"paged: wherever the workload is entered, at least {_plural(paged['requests'], 'request')} in a row fit; "
-        f"{paged['requests_mean']:,.5g} on average, {paged['requests_most']:,} at most"
-    )
+    if paged["requests"] == workload["requests_listed"]:
+        yield f"paged: all {paged['requests']:,} requests fit together"
+    else:
+        yield _runs_in_words(paged)
     if workload["shareable_tokens_sum"]:
         share = workload["shareable_tokens_sum"] / workload["prompt_tokens_sum"]
         yield f"{share:.1%} of all prompt tokens stand at the start of an earlier prompt too: no cache finds more"
     yield _tables_in_words(document, capacity)
+
+
+def _runs_in_words(paged: Mapping[str, Any]) -> str:
+    return (
+        f"paged: wherever the workload is entered, at least {_plural(paged['requests'], 'request')} in a row fit; "
+        f"{paged['requests_mean']:,.5g} on average, {paged['requests_most']:,} at most"
+    )
 
 
 def _tables_in_words(document: dict[str, Any], capacity: Mapping[str, Any]) -> str:

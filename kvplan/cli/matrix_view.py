@@ -1,5 +1,6 @@
 """A table of plans on a terminal, as JSON and as CSV."""
 
+import math
 from typing import Any
 
 from kvengine.units import format_bytes
@@ -36,6 +37,9 @@ def _print_table(document: dict[str, Any]) -> None:
     table.add_column("verdict", no_wrap=True)
     for heading in ("KV cache", "blocks", "tokens", "requests", "longest"):
         table.add_column(heading, justify="right", no_wrap=True)
+    asked = any(plan["needed_utilization"] is not None for plan in document["plans"])
+    if asked:
+        table.add_column("needs", justify="right", no_wrap=True)
     for plan in document["plans"]:
         table.add_row(
             *(plan[axis] for axis in document["axes"]),
@@ -45,5 +49,13 @@ def _print_table(document: dict[str, Any]) -> None:
             f"{plan['kv_cache_tokens']:,}",
             f"{plan['max_concurrency']:,.2f}" if plan["requests_fit"] is None else f"{plan['requests_fit']:,}",
             f"{plan['estimated_max_model_len']:,}",
+            *([_share(plan["needed_utilization"])] if asked else []),
         )
     print_rich(table)
+
+
+def _share(needed: float | None) -> str:
+    """Print the share of the card that is enough, rounded up."""
+    if needed is None:
+        return "–"
+    return f"{math.ceil(needed * 1000) / 1000:.1%}" if needed <= 1 else "> 100%"

@@ -117,7 +117,7 @@ def test_sglang_cuts_the_pool_into_tokens_or_pages(budget: Budget, windowed: str
         (["--tp", "4", "--dcp", "3"], "--dcp: 3 ranks do not divide the 4 of --tp", ""),
         (["--kv-cache-dtype", "fp8_ds_mla"], "fp8_ds_mla is for latent attention alone", ""),
         (["--matrix", "tp"], "expected OPTION=VALUE,VALUE,...", ""),
-        (["--matrix", "colour=red"], "no option 'colour' to vary", "one of gpu,"),
+        (["--matrix", "colour=red"], "no option 'colour' to vary", "one of model, gpu,"),
         (["--matrix", "tp=3,5"], "--matrix: no combination can be planned", "cannot be divided"),
         (["--from-command", "ollama run x"], "it starts neither vLLM nor SGLang", "vllm serve MODEL"),
     ],
@@ -246,3 +246,31 @@ def test_a_hub_id_without_a_network_is_exit_3(budget: Budget, tmp_path: Path, mo
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: nobody/nothing: ")
     assert hint.startswith("hint: ")
+
+
+def test_a_pool_of_states_limits_the_requests_that_sglang_holds(budget: Budget) -> None:
+    words = ["qwen3-next-80b-a3b", "--gpu", "h100-sxm", "--tp", "4", "--engine", "sglang", "--prompt-tokens", "200"]
+    document = budget(*words, "--json").document
+
+    slots = document["kv"]["state_slots"]
+    # One request takes 200 of the tokens: without the states far more of them would fit.
+    assert document["capacity"]["kv_cache_tokens"] // 200 > slots
+    assert document["baselines"]["paged"]["requests"] == slots
+    assert document["capacity"]["max_num_seqs"] == slots
+    refused = budget(*words, "--max-num-seqs", "9999", "--requests", str(2 * slots))
+    assert refused.code == 1
+    assert f"{2 * slots:,} requests need a state each, and there is room for {slots:,}" in refused.stdout
+
+
+def test_models_side_by_side_each_say_what_share_of_the_card_is_enough(budget: Budget) -> None:
+    words = ["--gpu", "h100-sxm", "--max-model-len", "8192", "--requests", "16"]
+    plans = budget(*words, "--matrix", "model=llama-3.1-8b,qwen3-4b", "--json").document["plans"]
+    table = budget(*words, "--matrix", "model=llama-3.1-8b,qwen3-4b").stdout
+
+    for plan in plans:
+        share = plan["needed_utilization"]
+        assert f"{-(-share * 1000 // 1) / 1000:.1%}" in table
+        enough = budget(plan["model"], *words, "--gpu-memory-utilization", f"{share + 0.0005:.3f}", "--json")
+        assert enough.document["verdict"] == "fits"
+        less = budget(plan["model"], *words, "--gpu-memory-utilization", f"{share - 0.01:.3f}", "--json")
+        assert less.document["verdict"] != "fits"
