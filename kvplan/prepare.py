@@ -14,7 +14,7 @@ from typing import Any
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
-from kvplan.capacity import EngineKind, count_blocks
+from kvplan.capacity import EngineKind, fill_pool
 from kvplan.requests.build import request_specs
 from kvplan.requests.spec import RequestSpec
 from kvplan.run_model import RunModel, find_model
@@ -161,10 +161,9 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
         message = f"expected at most the {most} tokens that {model.name} allows, got {max_model_len}"
         raise ConfigError(message, where=f"{point.where}: max_model_len")
     block_size = _block_size(profile)
-    capacity = count_blocks(
-        model.kv_cache_spec(
-            dtype=profile.kv_cache_dtype, block_size=block_size, tensor_parallel=profile.tensor_parallel
-        ),
+    layout = model.layout(dtype=profile.kv_cache_dtype, block_size=block_size, tensor_parallel=profile.tensor_parallel)
+    capacity = fill_pool(
+        layout.layout,
         EngineKind.VLLM,
         available_bytes=profile.available_kv or 0,
         max_model_len=max_model_len,
@@ -174,7 +173,9 @@ def plan_engine(point: Point, model: RunModel) -> EngineConfig:
         message = f"{capacity.num_blocks:,} blocks of {block_size} tokens are more than the {MAX_BLOCKS:,} allowed"
         raise ConfigError(message, where=f"{point.where}: available_kv")
     return EngineConfig(
-        kv_cache=capacity.spec,
+        kv_cache=layout.spec,
+        groups=layout.groups,
+        group_layers=layout.group_layers,
         num_blocks=capacity.num_blocks,
         enable_prefix_caching=profile.prefix_caching and not profile.allocator.is_reserving,
         scheduler=SchedulerConfig(

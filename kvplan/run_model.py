@@ -13,8 +13,9 @@ from kvengine.errors import ConfigError, DeviceError
 from kvengine.model_config.decoder import DecoderConfig
 from kvengine.model_config.read import read_config
 from kvengine.model_files import find_demo_model
-from kvengine.spec import KVCacheSpec, KVDtype
+from kvengine.spec import KVDtype
 from kvengine.tokenizer import LateTokenizer, load_tokenizer
+from kvplan.engine_layout import EngineLayout, decoder_layers, engine_layout, spec_layers
 from kvplan.loading import did_you_mean
 from kvplan.model_spec import ModelSpec, load_model_profile
 from kvplan.profiles import find_profiles, try_find_profile
@@ -43,20 +44,21 @@ class RunModel:
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
 
-    def kv_cache_spec(self, *, dtype: KVDtype, block_size: int, tensor_parallel: int) -> KVCacheSpec:
-        """Geometry of the model's KV cache on one GPU.
+    def layout(self, *, dtype: KVDtype, block_size: int, tensor_parallel: int) -> EngineLayout:
+        """Groups and geometry of the model's KV cache on one GPU.
 
         Raises:
             ConfigError: The model does not divide over so many GPUs, or is of a kind that has no live pool.
         """
         if isinstance(self.geometry, ModelSpec):
-            return self.geometry.kv_cache_spec(dtype=dtype, block_size=block_size, tensor_parallel=tensor_parallel)
+            layers = spec_layers(self.geometry, dtype, block_size, tensor_parallel=tensor_parallel)
+            return engine_layout(layers, dtype, where=self.name)
         if tensor_parallel > 1:
             raise ConfigError(
                 f"{self.name} is run on one device; tensor_parallel {tensor_parallel} can only be simulated",
                 hint="target: simulated, with a model profile",
             )
-        return self.geometry.kv_cache_spec(dtype=dtype, block_size=block_size)
+        return engine_layout(decoder_layers(self.geometry, dtype, block_size), dtype, where=self.name)
 
     def load_tokenize(self) -> Tokenize:
         """Load what turns text into tokens.

@@ -150,7 +150,7 @@ def _qwen3_moe(fields: Fields, more_eos: frozenset[int]) -> DecoderConfig:
     fields.refuse("hidden_act", "silu")
     attention = _grouped_attention(fields, _QWEN3)
     experts = ExpertFeed(
-        num_experts=fields.whole("num_experts"),
+        num_experts=_num_experts(fields, "num_experts"),
         top_k=fields.whole("num_experts_per_tok"),
         intermediate_size=fields.whole("moe_intermediate_size"),
         normalize=fields.flag("norm_topk_prob", default=False),
@@ -276,7 +276,7 @@ def _deepseek_experts(fields: Fields, version: int) -> ExpertFeed:
         fields.refuse("scoring_func", Scoring.SIGMOID)
     is_grouped = version == 3 or fields.get("topk_method") == "group_limited_greedy"
     return ExpertFeed(
-        num_experts=fields.whole("n_routed_experts"),
+        num_experts=_num_experts(fields, "n_routed_experts"),
         top_k=fields.whole("num_experts_per_tok"),
         intermediate_size=expert_size,
         normalize=version == 3 and fields.flag("norm_topk_prob", default=True),
@@ -322,6 +322,11 @@ def _grouped_attention(fields: Fields, traits: _Traits) -> list[Attention]:
         )
         for window in windows
     ]
+
+
+def _num_experts(fields: Fields, key: str) -> int:
+    """Read how many experts there are, which transformers 5 writes under one name for all families."""
+    return fields.whole(key if fields.get(key) is not None else "num_local_experts")
 
 
 def _heads(fields: Fields) -> dict[str, int]:
