@@ -9,6 +9,7 @@ from kvplan.budget import Part
 from kvplan.capacity import Capacity
 from kvplan.demand import Demand, DemandKind
 from kvplan.enough import what_is_enough
+from kvplan.estimate import Evidence
 from kvplan.hints import Hint
 from kvplan.kv_layout.groups import KVGroup, padding_layers
 from kvplan.kv_layout.layers import AttentionKind, AttentionLayer
@@ -18,6 +19,7 @@ from kvplan.needs import needs_of
 from kvplan.plan import Plan
 from kvplan.pool import cache_form, cached_layers
 from kvplan.rank_layers import rank_state_bytes
+from kvplan.swap_space import swap_space
 from kvplan.traces.summary import nearest_rank
 
 SCHEMA = "kvplan.budget/1"
@@ -60,6 +62,7 @@ def budget_document(plan: Plan, *, block_sizes: Sequence[int], hints: Sequence[H
         },
         "parts": [_part(part) for part in budget.parts],
         "calibration": _calibration(plan),
+        "swap_space": _swap_space(plan),
         "available_kv": {
             "bytes": available.size_bytes,
             "low": available.low_bytes,
@@ -86,6 +89,20 @@ def budget_document(plan: Plan, *, block_sizes: Sequence[int], hints: Sequence[H
         "baselines": {design.value: _baseline(baseline) for design, baseline in plan.baselines.items()},
         "block_sizes": [_block_size_row(plan, block_size) for block_size in block_sizes],
         "hints": [{"option": hint.option, "effect": hint.effect} for hint in hints],
+    }
+
+
+def _swap_space(plan: Plan) -> Document | None:
+    """Host memory beside one GPU: no part of the card."""
+    swap = swap_space(plan)
+    if swap is None:
+        return None
+    return {
+        "bytes": swap.size_bytes,
+        "num_blocks": swap.num_blocks,
+        "evidence": Evidence.GIVEN.value,
+        "used": swap.is_used,
+        "reason": swap.reason,
     }
 
 

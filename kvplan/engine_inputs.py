@@ -44,6 +44,11 @@ class EngineInputs:
     speculative_tokens: int = 0
     enforce_eager: bool = False
     """No CUDA graphs."""
+    max_loras: int = 0
+    """LoRA adapters that are served at a time."""
+    max_lora_rank: int | None = None
+    swap_bytes: int | None = None
+    """Host memory for the blocks of preempted requests of one GPU; it is no part of the card."""
 
     @property
     def version_text(self) -> str:

@@ -8,6 +8,7 @@ from kvplan.engine_inputs import EngineInputs
 from kvplan.engine_start import engine_start
 from kvplan.estimate import Amount
 from kvplan.gpu_spec import GpuSpec
+from kvplan.memory_model.adapters import DEFAULT_RANK, adapter_buffers
 from kvplan.memory_model.amounts import scaled
 from kvplan.memory_model.constants import sglang_constants, vllm_constants
 from kvplan.memory_model.loading import absorbed_projections, expert_padding
@@ -15,7 +16,8 @@ from kvplan.memory_model.sglang import LATEST_SGLANG, SglangStart, before_load, 
 from kvplan.memory_model.start import LATEST, default_utilization
 from kvplan.memory_model.vllm import cuda_graphs, graphs_are_charged, vllm_parts
 from kvplan.model_spec import ModelSpec
-from kvplan.parameters import Role
+from kvplan.parameters import Parallelism, Role
+from kvplan.weights import rank_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ def parts_of_start(
 
 
 def parts_of_loading(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:
-    """Return what one GPU loads beside the language model's weights: an image encoder, padding, products of weights."""
+    """Return what one GPU loads beside the language model's weights: encoder, padding, draft model, adapter buffers."""
     found: list[tuple[str, Amount]] = []
     stored_as = engine.quantization or model.quantization
     if counts_encoder(model, engine) and model.step.encoder is not None:
@@ -61,7 +63,27 @@ def parts_of_loading(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec, stage
         found.append(("expert_padding", expert_padding(model.step, _expert_bytes(model, engine, stage), method=method)))
         start = engine_start(engine, gpu, max_model_len=model.max_model_len)
         found.append(("absorbed_weights", absorbed_projections(start, model.step, is_fp8="fp8" in method)))
+    if model.draft_model is not None and stage == engine.pipeline_parallel - 1:
+        found.append(("draft_model", _draft_weights(model.draft_model, engine)))
+    if engine.max_loras:
+        found.append(("lora_adapters", _adapters(model, engine)))
     return tuple(Part(name=name, amount=amount) for name, amount in found if amount.high_bytes)
+
+
+def _draft_weights(draft: ModelSpec, engine: EngineInputs) -> Amount:
+    """Return the weights of a draft model: it is split over the same ranks, whole on the last pipeline stage."""
+    return rank_weights(draft, Parallelism(tensor=engine.tensor_parallel), 0, dtype=engine.dtype or draft.dtype)
+
+
+def _adapters(model: ModelSpec, engine: EngineInputs) -> Amount:
+    buffers = adapter_buffers(
+        model.geometry,
+        model.step,
+        count=engine.max_loras,
+        rank=engine.max_lora_rank or DEFAULT_RANK,
+        tensor_parallel=engine.tensor_parallel,
+    )
+    return scaled(buffers, 1 / engine.pipeline_parallel)
 
 
 def counts_encoder(model: ModelSpec, engine: EngineInputs) -> bool:

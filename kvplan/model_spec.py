@@ -36,6 +36,8 @@ class ModelSpec:
     """What each layer keeps."""
     draft_layers: tuple[LayerParts, ...] = ()
     """What each draft layer keeps when it is served (multi-token prediction)."""
+    draft_model: "ModelSpec | None" = None
+    """A smaller model that drafts; what its layers keep are the draft layers then."""
     encoder_tokens: int = 0
     """Most positions of an encoder that cross-attention keeps."""
     step: StepShape
@@ -122,6 +124,11 @@ class ModelSpec:
         return self.geometry.num_attention_heads % tensor_parallel == 0 and all(
             _divides(part, tensor_parallel) for part in parts
         )
+
+
+def with_draft_model(model: ModelSpec, draft: ModelSpec) -> ModelSpec:
+    """Return a model with another that drafts for it: its layers keep KV in the same pool."""
+    return replace(model, draft_layers=draft.layers, draft_model=draft)
 
 
 def has_states(layers: tuple[LayerParts, ...]) -> bool:

@@ -125,6 +125,8 @@ def make_plan(inputs: PlanInputs) -> Plan:
         ConfigError: The inputs contradict each other, or something that is needed is neither given nor known.
     """
     inputs.model.check_divides_over(inputs.engine.tensor_parallel)
+    if inputs.model.draft_model is not None:
+        inputs.model.draft_model.check_divides_over(inputs.engine.tensor_parallel)
     _check_parallelism(inputs)
     tightest = _tightest_stage(inputs)
     demand = _demand(inputs, tightest.capacity)
@@ -231,7 +233,7 @@ def _loaded(inputs: PlanInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:
         dtype=engine.dtype or model.dtype,
         given_bytes=memory.weights_bytes,
         quantization=engine.quantization,
-        with_drafts=engine.speculative_tokens > 0,
+        with_drafts=engine.speculative_tokens > 0 and model.draft_model is None,
     )
     beside = parts_of_loading(model, engine, gpu, stage) if memory.weights_bytes is None else ()
     return (Part(name="weights", amount=weights), *beside)

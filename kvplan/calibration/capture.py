@@ -174,6 +174,8 @@ def _vllm_settings(said: Mapping[str, Setting]) -> Settings:
         hybrid_kv_cache=False if said.get("disable_hybrid_kv_cache_manager") is True else None,
         speculative_tokens=_drafted(said.get("speculative_config")),
         enforce_eager=said.get("enforce_eager") is True,
+        max_loras=(_count(said.get("max_loras")) or 1) if said.get("enable_lora") is True else 0,
+        max_lora_rank=_count(said.get("max_lora_rank")),
         others=tuple(_vllm_others(said)),
     )
 

@@ -15,6 +15,7 @@ from kvplan.engine_start import engine_start, limits_of_step
 from kvplan.engine_words import DTYPES, KV_DTYPES, packing_named
 from kvplan.gpu_spec import GpuSpec
 from kvplan.kv_layout.rules import Version, parse_version
+from kvplan.memory_model.adapters import DEFAULT_RANK
 from kvplan.memory_model.sglang import LATEST_SGLANG
 from kvplan.memory_model.start import LATEST
 from kvplan.model_spec import ModelSpec
@@ -80,6 +81,8 @@ def differences(calibration: Calibration, inputs: "PlanInputs") -> Iterator[Diff
         theirs = there.values[name]
         if theirs != ours and not (name == "--quantization" and _is_checkpoints(calibration, engine, model)):
             yield Difference(what=name, there=_word(theirs), here=_word(ours))
+    if model.draft_model is not None:
+        yield Difference(what="--draft-model", there="none", here=model.draft_model.name)
     for other in calibration.settings.others:
         yield Difference(what=other.partition("=")[0], there=other.partition("=")[2], here="not planned for")
 
@@ -105,6 +108,8 @@ def calibrated_engine(settings: Settings, planned: EngineInputs) -> EngineInputs
         hybrid_manager=settings.hybrid_kv_cache,
         speculative_tokens=settings.speculative_tokens,
         enforce_eager=settings.enforce_eager,
+        max_loras=settings.max_loras,
+        max_lora_rank=settings.max_lora_rank,
     )
 
 
@@ -166,6 +171,8 @@ class _Resolved:
                 "--hybrid-kv-cache": engine.hybrid_manager is not False,
                 "--speculative-tokens": engine.speculative_tokens,
                 "--enforce-eager": engine.enforce_eager,
+                "--max-loras": engine.max_loras,
+                "--max-lora-rank": (engine.max_lora_rank or DEFAULT_RANK) if engine.max_loras else None,
             }
         )
 

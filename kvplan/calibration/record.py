@@ -37,6 +37,8 @@ class Settings(FileSchema, frozen=True, kw_only=True):
     hybrid_kv_cache: bool | None = None
     speculative_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     enforce_eager: bool = False
+    max_loras: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_lora_rank: Count | None = None
     others: tuple[str, ...] = ()
     """Settings that a budget cannot express, as the engine names them."""
 

@@ -128,6 +128,19 @@ def budget(
         str | None,
         _option("--speculative-tokens", "N", "Drafted tokens of a step, by the model's own draft layers.", _ENGINE),
     ] = None,
+    draft_model: Annotated[
+        str | None, _option("--draft-model", "MODEL", "Another model that drafts them.", _ENGINE)
+    ] = None,
+    max_loras: Annotated[
+        str | None, _option("--max-loras", "N", "LoRA adapters served at a time.  [default: none]", _ENGINE)
+    ] = None,
+    max_lora_rank: Annotated[
+        str | None, _option("--max-lora-rank", "N", "Their largest rank.  [default: 16]", _ENGINE)
+    ] = None,
+    swap_space: Annotated[
+        str | None,
+        _option("--swap-space", "SIZE", "Host memory for preempted requests; V0 of vLLM uses it.", _ENGINE),
+    ] = None,
     enforce_eager: Annotated[
         bool | None,
         typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel=_ENGINE, show_default=False),
@@ -217,6 +230,10 @@ def budget(
         hybrid_kv_cache=hybrid_kv_cache,
         speculative_tokens=speculative_tokens,
         enforce_eager=enforce_eager,
+        draft_model=draft_model,
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
+        swap_space=swap_space,
         assume_standard=assume_standard,
         calibration=calibration,
         workload=workload,
@@ -291,6 +308,8 @@ def _show_matrix(options: BudgetOptions, entries: list[str], output_format: Form
 
 
 def _print_notes(plan: "Plan") -> None:
+    from kvplan.swap_space import swap_space
+
     model, engine = plan.inputs.model, plan.inputs.engine
     for text in (*((model.assumption,) if model.assumption else ()), *model.notes):
         print_note(f"{model.name}: {text}")
@@ -310,4 +329,10 @@ def _print_notes(plan: "Plan") -> None:
             "the parts below are those of an empty card"
         )
     if engine.speculative_tokens and not model.draft_layers:
-        print_note("--speculative-tokens: the model has no draft layers of its own; a draft model's KV is not counted")
+        print_note(
+            "--speculative-tokens: the model has no draft layers of its own, so no KV of drafts is counted; "
+            "another model's is with --draft-model"
+        )
+    swap = swap_space(plan)
+    if swap is not None and not swap.is_used:
+        print_note(f"--swap-space: without effect: {swap.reason}")

@@ -37,9 +37,20 @@ def read_inputs(options: BudgetOptions) -> "PlanInputs":
     if options.model is None:
         raise ConfigError("Missing argument 'MODEL'", hint="kvplan profiles list models; kvplan budget --help")
     model = load_model(options.model, assume_standard=bool(options.assume_standard))
+    if options.draft_model is not None:
+        model = _with_draft(model, options)
     engine = _engine_inputs(options)
     demand = _demand(options, model, engine)
     return PlanInputs(model=model, memory=_memory_inputs(options, engine.engine), engine=engine, demand=demand)
+
+
+def _with_draft(model: "ModelSpec", options: BudgetOptions) -> "ModelSpec":
+    from kvplan.model_spec import load_model, with_draft_model
+
+    assert options.draft_model is not None, "asked only with one"
+    if not read_count("--speculative-tokens", options.speculative_tokens, minimum=0):
+        raise ConfigError("it drafts nothing", where="--draft-model", hint="--speculative-tokens N")
+    return with_draft_model(model, load_model(options.draft_model, assume_standard=bool(options.assume_standard)))
 
 
 def notes_on(options: BudgetOptions, inputs: "PlanInputs") -> list[str]:
@@ -98,6 +109,9 @@ def _engine_inputs(options: BudgetOptions) -> "EngineInputs":
         prefix_caching=options.prefix_caching,
         hybrid_manager=options.hybrid_kv_cache,
         enforce_eager=bool(options.enforce_eager),
+        max_loras=read_count("--max-loras", options.max_loras, minimum=0) or 0,
+        max_lora_rank=read_count("--max-lora-rank", options.max_lora_rank),
+        swap_bytes=read_size("--swap-space", options.swap_space),
         speculative_tokens=read_count("--speculative-tokens", options.speculative_tokens, minimum=0) or 0,
     )
 

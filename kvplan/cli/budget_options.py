@@ -37,6 +37,10 @@ class BudgetOptions:
     hybrid_kv_cache: bool | None = None
     speculative_tokens: str | None = None
     enforce_eager: bool | None = None
+    draft_model: str | None = None
+    max_loras: str | None = None
+    max_lora_rank: str | None = None
+    swap_space: str | None = None
     assume_standard: bool | None = None
     calibration: bool | None = None
     workload: str | None = None

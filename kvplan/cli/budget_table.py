@@ -26,6 +26,8 @@ _PARTS = {
     "image_encoder": ("image encoder", "blue"),
     "expert_padding": ("padding of experts", "blue"),
     "absorbed_weights": ("products of weights", "blue"),
+    "draft_model": ("draft model", "blue"),
+    "lora_adapters": ("LoRA adapters", "blue"),
     "weights_and_overhead": ("weights and overhead", "blue"),
     "overhead": ("overhead", "yellow"),
     "activation_peak": ("activation peak", "yellow"),
@@ -69,6 +71,8 @@ def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
         gpu = document["gpu"]
         card = f" ({gpu['name']})" if gpu["name"] else ""
         yield from _titled(f"Memory of one GPU{card}: {format_bytes(gpu['total_bytes'])}", _memory(document))
+    if document["swap_space"]:
+        yield _swap_space(document["swap_space"])
     yield from _titled(_pool_title(document), _pool(document))
     if len(document["kv"]["groups"]) > 1:
         yield from _titled("Groups of layers that share a block table", _groups(document["kv"]))
@@ -116,6 +120,11 @@ def _verdict(document: dict[str, Any]) -> "RenderableType":
 
     words, style = _VERDICTS[document["verdict"]]
     return Text(f"{words}  ", style=style).append(document["reason"], style="not bold default")
+
+
+def _swap_space(swap: Mapping[str, Any]) -> str:
+    held = f"{format_bytes(swap['bytes'])} of swap space for each GPU, {swap['num_blocks']:,} blocks"
+    return f"host memory: {held}; {swap['reason'] if swap['used'] else 'not used: ' + swap['reason']}"
 
 
 def _calibrated_by(calibration: Mapping[str, Any]) -> str:
