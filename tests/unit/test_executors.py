@@ -83,7 +83,9 @@ grid: {block_size: [4, 8]}
 
 def children_of(pid: int) -> list[int]:
     """Processes that run points: they were spawned by multiprocessing."""
-    listed = subprocess.run(["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True
+    ).stdout
     return [int(line.split()[0]) for line in listed.splitlines() if "spawn_main" in line]
 
 
