@@ -1,5 +1,6 @@
 """The app: its themes and screens, and the keys that work on all of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,12 +12,14 @@ from kvengine.telemetry.engine_list import EngineList
 from kvengine.telemetry.reader import Attachment
 from kvtop.following import FollowEngines
 from kvtop.palette import DARK, DARK_VARIABLES, LIGHT
+from kvtop.screens.compare import CompareScreen
 from kvtop.screens.help import HelpScreen
 from kvtop.screens.jump import JumpScreen
 from kvtop.screens.picker import EnginePicker
 from kvtop.screens.watch import WatchScreen
 from kvtop.sources.base import Source
 from kvtop.sources.live import LiveSource
+from kvtop.view_model import ViewModel
 from kvtop.widgets.foreign_text import printable
 
 
@@ -25,6 +28,7 @@ class KvtopApp(App[None]):
 
     Args:
         source: What to watch; None to choose among `engines` first.
+        other: What to compare it with; None to show it alone.
         engines: Where running engines are looked for, to go from one to another; None where that makes no sense.
     """
 
@@ -45,11 +49,26 @@ class KvtopApp(App[None]):
         Binding("q,ctrl+c", "quit", "Quit", id="app.quit", tooltip="Leave kvtop; the engine goes on", key_display="q"),
     ]
 
-    def __init__(self, source: Source | None, *, engines: EngineList | None = None) -> None:
+    def __init__(
+        self, source: Source | None, *, other: Source | None = None, engines: EngineList | None = None
+    ) -> None:
         super().__init__()
+        self._other = other
         assert source is not None or engines is not None, "there is something to watch, or to choose from"
         self._source = source
         self._engines = engines
+
+    @property
+    def models(self) -> Sequence[ViewModel]:
+        """What is shown, from left to right."""
+        if isinstance(self.screen, CompareScreen):
+            return self.screen.left.model, self.screen.right.model
+        return (self.watching.model,)
+
+    def show_all(self) -> None:
+        """Draw all that is known, whether or not it is time for it."""
+        if isinstance(self.screen, CompareScreen | WatchScreen):
+            self.screen.show_all()
 
     @property
     def watching(self) -> WatchScreen:
@@ -65,7 +84,9 @@ class KvtopApp(App[None]):
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = DARK.name
-        if self._source is not None:
+        if self._source is not None and self._other is not None:
+            self.push_screen(CompareScreen(self._source, self._other))
+        elif self._source is not None:
             self.push_screen(WatchScreen(self._source))
         else:
             self.action_engines()

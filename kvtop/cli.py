@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from kvtop.targets import (
     running_engines,
     source_of,
 )
+
+if TYPE_CHECKING:
+    from kvtop.sources.base import Source
 
 DUMP_SIZE = "120x40"
 SMALLEST, LARGEST = 20, 1000
@@ -73,6 +76,10 @@ def watch(
             help="Certificates (PEM) to trust for https:// instead of the system's; SSL_CERT_FILE does the same.",
         ),
     ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="TARGET", help="Show another target beside it; recordings move together."),
+    ] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Watch guided scenes, acted out by an engine without a model.")
     ] = False,
@@ -106,26 +113,35 @@ def watch(
     if as_json and not once:
         raise ConfigError("--json prints one state, so it goes with --once", hint="kvtop --once --json")
     _check_exclusive({"--once": once, "--dump": dump, "--record": record is not None})
+    _check_exclusive({"--compare": compare is not None, "--once": once, "--record": record is not None})
+    if compare is not None and target is None:
+        raise ConfigError("--compare needs a TARGET to compare with", hint=f"kvtop TARGET --compare {compare}")
     events = EventsWanted(live=kv_events, replay=kv_events_replay, is_off=no_kv_events)
     check_events(events)
     place, dump_size = _parse_place(at), _parse_size(size)
     if demo:
-        if target is not None or once or dump:
-            raise ConfigError("--demo brings its own engine: it takes no TARGET, no --once and no --dump")
+        if target is not None or once or dump or compare:
+            raise ConfigError("--demo brings its own engine: it takes no TARGET, --compare, --once or --dump")
         return _show_demo(record)
     engines = EngineList()
     opened = _open(target, engines, partial=partial, events=events, ca_file=ca_file, must_run=once or dump)
+    other: Opened | None = None
     try:
         if place is not None and not isinstance(opened, Recording):
             raise ConfigError("--at is a place in a recording", hint="kvtop FILE --at 12.5s")
         if once:
             return _print_once(opened, place)
+        if compare is not None:
+            other = open_target(compare, partial=partial, ca_file=ca_file if compare.startswith("https:") else None)
         if dump:
-            return _print_dump(opened, place, dump_size)
+            return _print_dump(opened, other, place, dump_size)
+        if other is not None:
+            return _show_both(opened, other, place)
         return _show(opened, engines, target, place, record)
     except KVError:
-        if isinstance(opened, Recording | Attachment):
-            opened.close()
+        for each in (opened, other):
+            if isinstance(each, Recording | Attachment):
+                each.close()
         raise
 
 
@@ -220,6 +236,19 @@ def _show(
     return EXIT_BUG if view.return_code else 0  # Textual has printed the traceback of what went wrong
 
 
+def _show_both(opened: Opened | None, other: Opened, place: Place | None) -> int:
+    _require_terminal()
+    from kvtop.app import KvtopApp
+
+    view = KvtopApp(_start_at(opened, place), other=_start_at(other, place))
+    view.run()
+    return EXIT_BUG if view.return_code else 0
+
+
+def _start_at(opened: Opened | None, place: Place | None) -> "Source":
+    return source_of(opened, at=place if isinstance(opened, Recording) else None)
+
+
 def _show_demo(record: Path | None) -> int:
     _require_terminal()
     from kvtop.app import KvtopApp
@@ -242,13 +271,13 @@ def _print_once(opened: Opened | None, place: Place | None) -> int:
     return 0
 
 
-def _print_dump(opened: Opened | None, place: Place | None, size: tuple[int, int]) -> int:
+def _print_dump(opened: Opened | None, other: Opened | None, place: Place | None, size: tuple[int, int]) -> int:
     from kvtop.dump import dump
 
     assert opened is not None, "an engine runs, or there is another target"
-    end = Place(float("inf"), True)
-    source = source_of(opened, at=(place or end) if isinstance(opened, Recording) else None)
-    sys.stdout.write(plain(dump(source, size)))
+    shown_at = place if place is not None else Place(float("inf"), True)
+    beside = _start_at(other, shown_at) if other is not None else None
+    sys.stdout.write(plain(dump(_start_at(opened, shown_at), size, other=beside)))
     return 0
 
 

@@ -20,18 +20,23 @@ EVENTS_WITHIN_S = 3.0
 LOOK_S = 0.05
 
 
-def dump(source: Source, size: tuple[int, int]) -> str:
+def dump(source: Source, size: tuple[int, int], *, other: Source | None = None) -> str:
     """Draw what a source shows first on a screen of so many columns and lines.
+
+    Args:
+        source: What is shown.
+        size: Columns and lines.
+        other: What it is compared with.
 
     Raises:
         TelemetryError: It shows nothing within the time there is, or a server's answer has no figures.
     """
-    return asyncio.run(_Dump(source, size).run())
+    return asyncio.run(_Dump(source, other, size).run())
 
 
 class _Dump:
-    def __init__(self, source: Source, size: tuple[int, int]) -> None:
-        self._app = KvtopApp(source)
+    def __init__(self, source: Source, other: Source | None, size: tuple[int, int]) -> None:
+        self._app = KvtopApp(source, other=other)
         self._size = size
         self._text = ""
         self._failure: TelemetryError | None = None
@@ -46,19 +51,23 @@ class _Dump:
 
     async def _look(self, pilot: Pilot[object]) -> None:
         """Wait for a picture, draw all of it, and leave."""
-        watching = self._app.watching
         begun_s = time.monotonic()
-        give_up_s = begun_s + PICTURE_WITHIN_S
-        while not is_shown(watching.model, waits_for_events=time.monotonic() < begun_s + EVENTS_WITHIN_S):
-            self._failure = why_nothing(watching.model, is_late=time.monotonic() > give_up_s)
+        while not self._is_shown(time.monotonic() - begun_s):
             if self._failure is not None:
                 self._app.exit()
                 return
             await asyncio.sleep(LOOK_S)
-        watching.show_all()
+        self._app.show_all()
         await pilot.pause()
         self._text = text_of(self._app)
         self._app.exit()
+
+    def _is_shown(self, waited_s: float) -> bool:
+        """Whether all that is shown has something to show; `_failure` is set if that will not be."""
+        missing = [m for m in self._app.models if not is_shown(m, waits_for_events=waited_s < EVENTS_WITHIN_S)]
+        reasons = [why_nothing(model, is_late=waited_s > PICTURE_WITHIN_S) for model in missing]
+        self._failure = next((reason for reason in reasons if reason is not None), None)
+        return not missing
 
 
 def is_shown(model: ViewModel, *, waits_for_events: bool = False) -> bool:

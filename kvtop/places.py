@@ -22,11 +22,16 @@ class Place:
         Raises:
             ConfigError: It is neither.
         """
-        place = parse_place(text)
+        place = cls.try_parse(text)
         if place is None:
             raise ConfigError(f"expected a time such as 12.5s or 1m30s, or a step such as #120, got {text!r}")
-        kind, value = place
-        return cls(value, kind == "step")
+        return place
+
+    @classmethod
+    def try_parse(cls, text: str) -> "Place | None":
+        """The same; None for what is neither."""
+        place = parse_place(text)
+        return None if place is None else cls(place[1], place[0] == "step")
 
     def position_in(self, recording: Recording) -> int:
         """The last position at or before it; the first where there is none."""

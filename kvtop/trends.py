@@ -116,6 +116,12 @@ class TrendLog:
         if not self._keeps_all and len(self) > MAX_SAMPLES:
             self._halve()
 
+    @property
+    def last_step(self) -> float:
+        """The step of the last sample; 0 before the first."""
+        steps = self._columns["step"]
+        return steps[-1] if steps else 0.0
+
     def span_s(self) -> float | None:
         """Time from the first sample to the last; None before the second."""
         times = self._columns["time_s"]
