@@ -18,6 +18,7 @@ _COUNTS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "available
 _HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])(?:i?[bB])?")
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _NEAR = 0.86
+_ADAPTERS_OF = {"vllm": "1", "sglang": "8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ def read_launch_line(line: str) -> LaunchLine:
         options.setdefault("engine_version", launch.version)
     if launch.engine == "sglang":
         notes += _as_sglang_means_it(options)
+    _read_adapters(options, launch.engine)
+    _read_swap_space(options)
     for name in _COUNTS:
         if isinstance(text := options.get(name), str):
             options[name] = _plain_count(text)
@@ -135,7 +138,10 @@ class _Reading:
         return fitting[0] if len(fitting) == 1 and len(flag) > len("--x") else flag
 
     def _take_speculative(self, text: str) -> None:
-        """Read the number of drafted tokens from a JSON object; a draft model beside it is not counted."""
+        """Read the number of drafted tokens from a JSON object, and a model of its own that drafts them.
+
+        Heads that work on the states of the large model (EAGLE, Medusa) are no models of their own, and not counted.
+        """
         try:
             said = json.loads(text)
             self.options["speculative_tokens"] = str(said["num_speculative_tokens"])
@@ -143,7 +149,9 @@ class _Reading:
             raise ConfigError(
                 "expected a JSON object with num_speculative_tokens", where=f"{WHERE}: --speculative-config"
             ) from None
-        if said.get("model"):
+        if said.get("model") and said.get("method", "draft_model") == "draft_model":
+            self.options["draft_model"] = str(said["model"])
+        elif said.get("model"):
             self.uncounted.append(f"--speculative-config model {said['model']}")
 
     def _take_file(self, name: str) -> None:
@@ -172,6 +180,25 @@ def _as_words(said: dict[Any, Any]) -> Iterator[str]:
             yield flag
         elif value is not False and value is not None:
             yield f"{flag}={json.dumps(value) if isinstance(value, dict | list) else value}"
+
+
+def _read_adapters(options: dict[str, Any], engine: str) -> None:
+    """Count adapters where they are served at all: one at a time in vLLM, eight in SGLang where no number is there."""
+    if options.pop("enable_lora", False):
+        options.setdefault("max_loras", _ADAPTERS_OF[engine])
+    else:
+        options.pop("max_loras", None)
+        options.pop("max_lora_rank", None)
+
+
+def _read_swap_space(options: dict[str, Any]) -> None:
+    """Give vLLM's number its unit, GiB; 0 is none."""
+    text = options.get("swap_space")
+    if text is not None and re.fullmatch(r"\d+(\.\d+)?", text):
+        if float(text) > 0:
+            options["swap_space"] = f"{text}GiB"
+        else:
+            del options["swap_space"]
 
 
 def _plain_count(text: str) -> str:

@@ -186,3 +186,25 @@ def test_what_is_no_launch_line_is_refused(line: str, message: str) -> None:
 def test_a_file_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         read_launch_line("vllm serve a/b --config nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("vllm serve a/b --swap-space 4", {"swap_space": "4GiB"}),
+        ("vllm serve a/b --swap-space 0", {}),
+        ("vllm serve a/b --enable-lora", {"max_loras": "1"}),
+        ("vllm serve a/b --enable-lora --max-loras 4 --max-lora-rank 64", {"max_loras": "4", "max_lora_rank": "64"}),
+        ("vllm serve a/b --max-loras 4", {}),
+        ("sglang.launch_server --model-path a/b --enable-lora", {"max_loras": "8"}),
+        (
+            """vllm serve a/b -sc '{"model": "a/small", "num_speculative_tokens": 5}'""",
+            {"draft_model": "a/small", "speculative_tokens": "5"},
+        ),
+    ],
+)
+def test_adapters_swap_space_and_a_draft_model_become_options(line: str, options: dict[str, str]) -> None:
+    read = read_launch_line(line)
+
+    assert {key: value for key, value in read.options.items() if key not in ("engine", "model")} == options
+    assert read.uncounted == ()
