@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvengine.block_pool import BlockId, BlockPool
-from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.config import EngineConfig, PreemptionMode, SchedulerConfig
 from kvengine.eviction_policies import EvictionPolicy, usage_queue
 from kvengine.kv_groups.kinds import GroupKind
 from kvengine.presets import VLLM_0_32, EnginePreset
@@ -30,8 +30,9 @@ def an_engine_config(
     context_parallel_size: int = 1,
     preset: EnginePreset = VLLM_0_32,
     eviction_policy: EvictionPolicy = EvictionPolicy.LRU,
+    num_host_blocks: int = 0,
 ) -> EngineConfig:
-    """Eight usable blocks of four tokens unless told otherwise."""
+    """Eight usable blocks of four tokens unless told otherwise; requests are swapped where there are host blocks."""
     return EngineConfig(
         kv_cache=a_kv_cache_spec(block_size=block_size),
         num_blocks=num_blocks,
@@ -43,6 +44,8 @@ def an_engine_config(
         context_parallel_size=context_parallel_size,
         preset=preset,
         eviction_policy=eviction_policy,
+        preemption=PreemptionMode.SWAP if num_host_blocks else PreemptionMode.RECOMPUTE,
+        num_host_blocks=num_host_blocks,
     )
 
 

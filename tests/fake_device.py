@@ -33,6 +33,7 @@ class FakeDevice:
             1 if isinstance(group, LinearState) else span for group, span in zip(self._groups, self._spans, strict=True)
         ]
         self._memory: list[Keys] = [np.zeros((config.num_blocks, width), dtype=np.int64) for width in widths]
+        self._host: list[Keys] = [np.zeros((config.num_host_blocks, width), dtype=np.int64) for width in widths]
         self._keys: dict[Request, array[int]] = {}
         self._encoded_for: dict[Request, Request] = {}
         """Forked requests, and whose encoder tokens are theirs."""
@@ -53,6 +54,7 @@ class FakeDevice:
         self._check_frozen()
 
     def _run(self, output: SchedulerOutput, accepted: Mapping[RequestId, int]) -> None:
+        self._swap(output)
         self._copy(output)
         items = output.scheduled
         if not items:
@@ -91,6 +93,13 @@ class FakeDevice:
                     assert np.array_equal(memory[list(blocks)], content), (
                         f"transfer {transfer.handle} reads blocks {blocks}, and one of them was written to"
                     )
+
+    def _swap(self, output: SchedulerOutput) -> None:
+        """To the host first, then back; what has been moved back is gone from the host."""
+        for memory, host in zip(self._memory, self._host, strict=True):
+            _move(memory, host, output.moves_out)
+            _move(host, memory, output.moves_in)
+            host[[move[0] for move in output.moves_in]] = 0
 
     def _copy(self, output: SchedulerOutput) -> None:
         """One after another, and all at once with the independent pairs: both come to the same."""
@@ -189,6 +198,13 @@ class FakeDevice:
         for token in request.draft_token_ids[: end - num_known]:
             all_keys.append(_next_key(all_keys[-1], token))
         return np.frombuffer(all_keys, dtype=np.int64)
+
+
+def _move(source: Keys, destination: Keys, moves: Sequence[tuple[int, int]]) -> None:
+    """All at once: no block may be written twice."""
+    sources, destinations = [move[0] for move in moves], [move[1] for move in moves]
+    assert len(set(destinations)) == len(destinations), f"a block is written twice: {moves}"
+    destination[destinations] = source[sources]
 
 
 def _next_key(previous: int, content: object) -> int:

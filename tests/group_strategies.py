@@ -138,6 +138,7 @@ def group_configs(draw: st.DrawFn) -> EngineConfig:
         prefix_match_unit=unit,
         context_parallel_size=ranks,
         preset=draw(st.sampled_from([*PRESETS.values()] + [PRESETS["vllm-0.32"]] * 4)),
+        num_host_blocks=draw(st.sampled_from([0, 0, 3, needed, 3 * needed])),
         # Not fifo: the order in which groups enter a step's blocks is nobody's business.
         eviction_policy=draw(
             st.sampled_from(

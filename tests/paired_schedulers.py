@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from kvengine.block_pool import BlockId
 from kvengine.config import EngineConfig
+from kvengine.kv_cache_manager import KVCacheManager
 from kvengine.request import MediaItem, Request, RequestId, RequestStatus
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
@@ -160,6 +161,7 @@ class PairedSchedulers:
     def check_state(self) -> None:
         self.scheduler.check_invariants()
         kv_cache, plain = self.scheduler.kv_cache, self._plain
+        assert isinstance(kv_cache, KVCacheManager)
         pool = kv_cache.pool
         assert pool.free_blocks() == plain.free_order()
         assert (pool.num_withheld, pool.num_to_withhold) == (len(plain.withheld), plain.num_to_withhold)
@@ -169,6 +171,12 @@ class PairedSchedulers:
         assert [item.request_id for item in self.scheduler.running] == [item.name for item in plain.running]
         assert [item.request_id for item in self.scheduler.waiting] == [item.name for item in plain.waiting]
         assert self.scheduler.num_waiting == len(plain.waiting)
+        swap_space = kv_cache.swap_space
+        if swap_space is not None:
+            assert swap_space.host.free_blocks() == plain.free_host[::-1]
+            assert {name: kept.num_tokens for name, kept in swap_space.kept.items()} == {
+                name: kept.tokens for name, kept in plain.kept.items()
+            }
         for request in plain.running:
             assert list(kv_cache.group_tables(RequestId(request.name))) == request.tables
             assert kv_cache.block_ids(RequestId(request.name)) == request.tables[0]
@@ -188,6 +196,8 @@ class PairedSchedulers:
         assert _new_blocks(output) == expected.new_blocks
         assert output.preempted == expected.preempted
         assert list(output.block_copies) == expected.copies
+        assert {swap.request_id: list(swap.moves) for swap in output.swapped_out} == self._plain.moved_out
+        assert {swap.request_id: list(swap.moves) for swap in output.swapped_in} == self._plain.moved_in
         drafts = {item.request.request_id: item.num_drafts for item in output.scheduled if item.num_drafts}
         assert drafts == expected.drafts
         hits = [(item.request_id, item.num_cached_tokens) for item in output.admitted]

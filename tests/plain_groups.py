@@ -49,6 +49,8 @@ class PlainRequest:
     """Sequences that are sampled from its prompt."""
     marks: Mapping[int, object] = field(default_factory=dict)
     """By position: what of an image or the like stands behind a placeholder token."""
+    to_bring: list[list[int]] = field(default_factory=list)
+    """By group: positions whose content moves back from the host in this step."""
 
     def __post_init__(self) -> None:
         self.final_length = len(self.tokens) + self.max_tokens

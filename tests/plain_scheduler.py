@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, lcm
 
-from kvengine.config import EngineConfig, SchedulingPolicy, VictimPolicy
+from kvengine.config import EngineConfig, PreemptionMode, SchedulingPolicy, VictimPolicy
 from kvengine.eviction_policies import EvictionPolicy
 from kvengine.request import RequestId
 from tests.plain_eviction import PlainUses
@@ -23,6 +23,7 @@ from tests.plain_groups import (
     PlainState,
     plain_group,
 )
+from tests.plain_swap import PlainKept, SwapRules
 
 __all__ = ["PlainRequest", "PlainScheduler", "PlainStep"]
 
@@ -42,10 +43,11 @@ class PlainStep:
     budget: int = 0
 
 
-class PlainScheduler:
+class PlainScheduler(SwapRules):
     """Rules 1 to 52, with every token attending only to what was written for it."""
 
     def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config.num_host_blocks)
         self.config = config
         self.limits = config.scheduler
         self.sizes = PlainSizes(config)
@@ -81,6 +83,7 @@ class PlainScheduler:
             if request.name == name:
                 self._free(request)
                 self._remove(request)
+        self.drop_kept(name)
 
     def preempt(self, name: str) -> None:
         self.to_preempt += [request for request in self.running if request.name == name]
@@ -111,6 +114,7 @@ class PlainScheduler:
         step = PlainStep(budget=self.limits.max_num_batched_tokens)
         self.states_of_this_step = []
         self.copies = [[] for _ in self.groups]
+        self.moved_out, self.moved_in = {}, {}
         for request in self.to_preempt:
             if request in self.running:
                 self._preempt(request, step)
@@ -125,10 +129,13 @@ class PlainScheduler:
                 break
             index = self.running.index(request) + 1
         while not step.preempted and self.waiting and step.budget > 0:
-            if len(self.running) >= self.limits.max_num_seqs or not self._admit(self.waiting[0], step):
+            if len(self.running) >= self.limits.max_num_seqs:
+                break
+            if not self._admit(self.waiting[0], step) and (self.running or not self.reclaim(self.waiting[0])):
                 break
         step.copies = [pair for pairs in self.copies for pair in pairs]
         self._release([block for pair in step.copies for block in pair])
+        self.end_swaps()
         return step
 
     def update(
@@ -177,6 +184,8 @@ class PlainScheduler:
             end = request.computed + count
             if self._blocks_to_grow(request, end) <= len(self.free_queue):
                 break
+            if len(self.running) == 1 and self.reclaim():
+                continue
             victim = self._victim()
             self._preempt(victim, step)
             if victim is request:
@@ -199,6 +208,9 @@ class PlainScheduler:
 
     def _admit(self, request: PlainRequest, step: PlainStep) -> bool:
         hit, junction, found = self._lookup(request)
+        kept = self.kept.get(request.name)
+        if kept is not None and kept.tokens > hit:
+            return self._admit_kept(request, kept, step, hit, found)
         count = self._wanted(len(request.tokens) - hit)
         if count > step.budget and not self.limits.enable_chunked_prefill:
             return False
@@ -225,6 +237,27 @@ class PlainScheduler:
         self.waiting.remove(request)
         self.running.append(request)
         self._give(request, count, step)
+        self.brought_back(request)
+        return True
+
+    def _admit_kept(
+        self, request: PlainRequest, kept: PlainKept, step: PlainStep, hit: int, found: list[list[int]]
+    ) -> bool:
+        if len(self.groups) > 1 or not isinstance(self.groups[0], PlainFull):
+            hit, found = 0, [[] for _ in self.groups]
+        count = self._wanted(len(request.tokens) - kept.tokens)
+        if count > step.budget and not self.limits.enable_chunked_prefill:
+            return False
+        count = self._end_at_a_state(request, kept.tokens, min(count, step.budget), kept.junction)
+        spare = int(self.limits.watermark * self.config.num_blocks) if self.running else 0
+        room = len(self.free_queue) - spare
+        if count == 0 or not self.swap_in(request, found, kept.tokens + count, room):
+            return False
+        step.resumed_hits.append((request.name, hit))
+        self.waiting.remove(request)
+        self.running.append(request)
+        self._give(request, count, step)
+        self.brought_back(request)
         return True
 
     def _lookup(self, request: PlainRequest) -> tuple[int, int, list[list[int]]]:
@@ -299,7 +332,9 @@ class PlainScheduler:
     def _give(self, request: PlainRequest, count: int, step: PlainStep) -> None:
         end = request.computed + count
         step.scheduled.append((request.name, count))
-        step.new_blocks[request.name] = [self._grow(request, index, end) for index in range(len(self.groups))]
+        step.new_blocks[request.name] = [
+            self.bring_back(request, index) + self._grow(request, index, end) for index in range(len(self.groups))
+        ]
         step.budget -= count
         if end > len(request.tokens):
             step.drafts[request.name] = end - len(request.tokens)
@@ -415,7 +450,8 @@ class PlainScheduler:
         step.new_blocks.pop(victim.name, None)
         step.drafts.pop(victim.name, None)
         step.preempted.append(victim.name)
-        self._free(victim)
+        if not (self.config.preemption is PreemptionMode.SWAP and self.swap_out(victim)):
+            self._free(victim)
         victim.was_preempted = True
         victim.drafts = []
         self.running.remove(victim)

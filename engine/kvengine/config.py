@@ -27,6 +27,15 @@ class VictimPolicy(StrEnum):
     """The one with the fewest blocks that nobody shares, but at least one; of equals the one admitted last."""
 
 
+class PreemptionMode(StrEnum):
+    """What becomes of what a preempted request has computed."""
+
+    RECOMPUTE = "recompute"
+    """It is dropped, and computed again, but for what is still in the prefix cache."""
+    SWAP = "swap"
+    """It moves to the host's memory and back; dropped where there is no room for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Limits of one scheduling step."""
@@ -83,6 +92,10 @@ class EngineConfig:
     """Whose habits the pool and the scheduler have."""
     eviction_policy: EvictionPolicy = EvictionPolicy.LRU
     """Which cached block that nobody owns is given up first."""
+    preemption: PreemptionMode = PreemptionMode.RECOMPUTE
+    """What becomes of what a preempted request has computed."""
+    num_host_blocks: int = 0
+    """Blocks of the host pool that requests are swapped out to."""
 
     @property
     def block_size(self) -> int:

@@ -215,7 +215,7 @@ class Engine:
         num_used, num_running = scheduler.kv_cache.pool.num_used, len(scheduler.running)
         num_waiting = scheduler.num_waiting
         scheduled_s = clock.now_s()
-        sampled = self._runner.execute(output) if output.scheduled else {}
+        sampled = self._runner.execute(output) if output.is_work else {}
         executed_s = clock.now_s()
         finished = scheduler.update(output, sampled)
         self._families.add(self._note_forked())

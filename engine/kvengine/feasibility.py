@@ -1,6 +1,6 @@
 """What can never work: limits out of range, and requests that could not be finished even alone."""
 
-from kvengine.config import EngineConfig
+from kvengine.config import EngineConfig, PreemptionMode
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.kv_groups.demand import most_blocks_at_a_time
 from kvengine.kv_groups.kinds import FullAttention
@@ -32,6 +32,12 @@ def check_config(config: EngineConfig) -> None:
     for name, value, minimum in lowest:
         if value < minimum:
             raise ConfigError(f"{name}: expected at least {minimum}, got {value}")
+    swaps = config.preemption is PreemptionMode.SWAP
+    if swaps != (config.num_host_blocks > 0):
+        raise ConfigError(
+            f"num_host_blocks: expected {'at least 1' if swaps else '0'} with preemption {config.preemption}, "
+            f"got {config.num_host_blocks}"
+        )
     if not 0 <= limits.watermark < 1:
         raise ConfigError(f"watermark: expected a fraction from 0 up to 1, got {limits.watermark}")
 

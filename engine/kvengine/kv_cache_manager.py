@@ -7,7 +7,7 @@ from kvengine.allocators.memory_use import MemoryUse
 from kvengine.allocators.paged_use import paged_use
 from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
 from kvengine.block_table import BlockTable, RequestBlocks
-from kvengine.config import EngineConfig
+from kvengine.config import EngineConfig, PreemptionMode
 from kvengine.errors import CapacityError
 from kvengine.eviction_policies import EvictionPolicy, usage_queue
 from kvengine.kv_groups.agreement import HitSearch, PrefixHit
@@ -28,6 +28,8 @@ from kvengine.kv_groups.states import StateGroup
 from kvengine.kv_groups.windows import ChunkGroup, WindowGroup
 from kvengine.prefix_cache import BlockHash, BlockKey, HashChain, PrefixCache, group_of_key
 from kvengine.request import Request, RequestId
+from kvengine.scheduler_output import Swap
+from kvengine.swapping import SwapSpace
 from kvengine.transfer_pins import Transfer, TransferHandle, TransferPins
 from kvengine.units import cdiv
 
@@ -52,9 +54,10 @@ class KVCacheManager:
 
     A step is framed by `begin_step` and `finish_step`; between the two, ends of block copies have an owner more.
 
-    Invariants (`check_invariants`, outside a step): a block's reference count is the number of tables that hold it and
-    of transfers that read it, no two tables of a request hold a block and no table holds one twice, and pool and cache
-    agree on what is cached. A running request's tables hold what it needs, all full but the last (`check_slots`).
+    Invariants (`check_invariants`, outside a step): a block's reference count is the number of tables that hold it,
+    what swapped-out requests keep included, and of transfers that read it; no two tables of a request hold a block and
+    no table holds one twice; pool and cache agree on what is cached. A running request's tables hold what it needs, all
+    full but the last (`check_slots`).
 
     Args:
         config: The pool, the groups that share it, and what is cached.
@@ -86,6 +89,11 @@ class KVCacheManager:
         first = self._groups[0]
         self._lone_group = first if isinstance(first, FullGroup) and len(self._groups) == 1 else None
         self._pins = TransferPins(self._pool)
+        self._swap = (
+            SwapSpace(config.num_host_blocks, self._pool, self._groups)
+            if config.preemption is PreemptionMode.SWAP
+            else None
+        )
         self._held: dict[RequestId, RequestBlocks] = {}
         self._chains: dict[RequestId, HashChain] = {}
 
@@ -93,6 +101,11 @@ class KVCacheManager:
     def pool(self) -> BlockPool:
         """The physical blocks."""
         return self._pool
+
+    @property
+    def swap_space(self) -> SwapSpace | None:
+        """What swapped-out requests keep; None where preempted requests are computed again."""
+        return self._swap
 
     @property
     def sizes(self) -> GroupSizes:
@@ -173,9 +186,11 @@ class KVCacheManager:
         of whole blocks leaves its last block to be computed again.
         """
         if self._search is None:
-            return PrefixHit([[] for _ in self._groups], 0)
-        limit = request.num_tokens - 1
-        return self._search.find(self._hashes(request, limit), limit)
+            hit = PrefixHit([[] for _ in self._groups], 0)
+        else:
+            limit = request.num_tokens - 1
+            hit = self._search.find(self._hashes(request, limit), limit)
+        return hit if self._swap is None else self._beside_kept(request, hit)
 
     def try_admit(
         self, request: Request, hit: PrefixHit, num_tokens: int, *, gate_tokens: int = 0, spare_blocks: int = 0
@@ -184,7 +199,7 @@ class KVCacheManager:
 
         Args:
             request: A request without blocks.
-            hit: What `find_prefix` just returned for it.
+            hit: What `find_prefix` just returned for it, with what it keeps if it was swapped out.
             num_tokens: Tokens that are there after this step, those of the hit included.
             gate_tokens: Admit only if this many tokens would find room now; nothing is set aside for them.
             spare_blocks: Blocks that must still be free afterwards.
@@ -194,6 +209,8 @@ class KVCacheManager:
             what the hit needs.
         """
         groups, num_hit = self._groups, hit.num_tokens
+        if hit.num_kept:
+            return self._try_swap_in(request, hit, num_tokens, gate_tokens, self._pool.num_free - spare_blocks)
         if num_hit and any(group.must_wait(blocks, num_hit) for group, blocks in zip(groups, hit.tables, strict=True)):
             return None
         room = self._pool.num_free - spare_blocks
@@ -212,6 +229,8 @@ class KVCacheManager:
                 self._pool.note_hits([block for block in blocks if block])
         taken = [group.grow(table, target) for group, table, target in zip(groups, tables, targets, strict=True)]
         self._settle(request, held, num_hit, num_tokens)
+        if self._swap is not None:
+            self._swap.drop(request.request_id)
         return taken
 
     def try_extend(self, request: Request, num_tokens: int) -> NewBlocks | None:
@@ -281,6 +300,29 @@ class KVCacheManager:
         """
         return self._pins.complete(handle)
 
+    def try_swap_out(self, request: Request, num_computed_tokens: int) -> bool:
+        """Take all blocks from an admitted request, which keeps what it has computed; see `SwapSpace`.
+
+        Returns:
+            False, and nothing done, if requests are not swapped, there is nothing to keep, or the host has no room.
+        """
+        if self._swap is None:
+            return False
+        held = self._held[request.request_id]
+        self._note_holder(request, held)
+        if not self._swap.try_swap_out(request, held, num_computed_tokens):
+            return False
+        del self._held[request.request_id]
+        return True
+
+    def reclaim(self, spared: Request | None = None) -> bool:
+        """Let a swapped-out request that owns blocks on the device give up what it keeps; see `SwapSpace.reclaim`."""
+        return self._swap is not None and self._swap.reclaim(spared)
+
+    def take_swaps(self) -> tuple[Sequence[Swap], Sequence[Swap]]:
+        """What moves to the host in the step that was just decided, and what moves back."""
+        return self._swap.finish_step() if self._swap is not None else ((), ())
+
     def free(self, request: Request, num_computed_tokens: int) -> None:
         """Take all blocks from an admitted request, group by group.
 
@@ -290,9 +332,7 @@ class KVCacheManager:
                 cache, since nothing was written there.
         """
         held = self._held.pop(request.request_id)
-        if self._notes_uses:
-            for table in held.tables:
-                self._pool.note_holder([block for block in table.block_ids if block], request.priority)
+        self._note_holder(request, held)
         for group, table in zip(self._groups, held.tables, strict=True):
             group.free(table, num_computed_tokens)
 
@@ -302,6 +342,8 @@ class KVCacheManager:
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request that will not come back; it must hold no blocks."""
+        if self._swap is not None:
+            self._swap.drop(request.request_id)
         self._chains.pop(request.request_id, None)
 
     def _admit_lone(
@@ -356,6 +398,33 @@ class KVCacheManager:
         held.quiet_until = quiet_until
         if num_tokens > held.num_covered:
             held.num_covered = num_tokens
+
+    def _beside_kept(self, request: Request, hit: PrefixHit) -> PrefixHit:
+        """A hit together with what a swapped-out request keeps; of several groups' hits nothing is used then."""
+        kept = self._swap.kept.get(request.request_id) if self._swap is not None else None
+        if kept is None or kept.num_tokens <= hit.num_tokens:
+            return hit
+        if self._lone_group is None:
+            hit = PrefixHit([[] for _ in self._groups], 0)
+        return hit._replace(num_kept=kept.num_tokens, junction=kept.junction)
+
+    def _try_swap_in(
+        self, request: Request, hit: PrefixHit, num_tokens: int, gate_tokens: int, room: int
+    ) -> NewBlocks | None:
+        assert self._swap is not None, "nobody was swapped out"
+        returned = self._swap.try_swap_in(
+            request, hit.tables[0], num_tokens, gate_tokens=gate_tokens, room=room, lookahead=self._num_lookahead
+        )
+        if returned is None:
+            return None
+        held = self._held[request.request_id] = RequestBlocks(returned.tables, junction=hit.junction)
+        self._settle(request, held, hit.num_kept, num_tokens)
+        return returned.new_blocks
+
+    def _note_holder(self, request: Request, held: RequestBlocks) -> None:
+        if self._notes_uses:
+            for table in held.tables:
+                self._pool.note_holder([block for block in table.block_ids if block], request.priority)
 
     def _blocks_at_gate(self, request: Request, hit: PrefixHit, num_tokens: int) -> int:
         """Free blocks that a request's tokens would take, where groups that forget count what they hold at a time."""
@@ -425,6 +494,10 @@ class KVCacheManager:
                 is_looked_at = table.shared_tail is None or held.quiet_until == 0
                 assert is_looked_at, f"{request_id} would write to a block that others share without looking at it"
             for block in blocks:
+                owners[block] += 1
+        if self._swap is not None:
+            self._swap.check_invariants()
+            for block in self._swap.held_blocks():
                 owners[block] += 1
         for number, count in enumerate(owners):
             block = BlockId(number)

@@ -166,7 +166,7 @@ class PrefixCache:
         """Enter consecutive full blocks under their keys; entries they have for shorter prefixes are dropped.
 
         Args:
-            blocks: None of them is entered under its key yet.
+            blocks: One that is entered under its key already stays as it is.
             keys: One for each block.
             first_length: Tokens of the prefix that ends with the first block.
             block_size: Tokens that each further block adds.
@@ -174,7 +174,11 @@ class PrefixCache:
         key_of, length_of, first = self._key_of, self._length_of, self._first
         length = first_length
         for block, key in zip(blocks, keys, strict=True):
-            if key_of[block] is not None:
+            own = key_of[block]
+            if own is not None:
+                if own == key:
+                    length += block_size
+                    continue
                 self.discard((block,))
             key_of[block] = key
             length_of[block] = length

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvengine.allocators.protocol import KVMemory
 from kvengine.block_pool import BlockId, BlockPool
-from kvengine.config import EngineConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, PreemptionMode, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.feasibility import check_config, check_request, max_num_tokens, never_fits
 from kvengine.forks import check_fork, reason_to_end
@@ -71,6 +71,11 @@ class Scheduler:
         self._paged = self._kv_cache if isinstance(self._kv_cache, KVCacheManager) else None
         pool = self._kv_cache.pool
         self._block_pool = pool if isinstance(pool, BlockPool) else None
+        self._swapping: KVCacheManager | None = None
+        if config.preemption is PreemptionMode.SWAP:
+            if not isinstance(self._kv_cache, KVCacheManager):
+                raise ConfigError("preemption: only blocks can be swapped, and memory is handed out in another way")
+            self._swapping = self._kv_cache
         self._choose_victim = victim_chooser(config.scheduler.chosen_victim_policy, self._kv_cache)
         self._has_groups = len(config.kv_groups) > 1
         self._chunk_ends = chunk_ends_for(self._kv_cache.sizes, config.scheduler)
@@ -261,6 +266,7 @@ class Scheduler:
         self._schedule_running(step)
         if not step.preempted:
             self._admit_waiting(step)
+        swapped_out, swapped_in = self._swapping.take_swaps() if self._swapping is not None else ((), ())
         output = SchedulerOutput(
             step=self._num_steps,
             scheduled=step.scheduled,
@@ -269,6 +275,8 @@ class Scheduler:
             block_copies=self._kv_cache.finish_step(),
             num_tokens=self._limits.max_num_batched_tokens - step.budget,
             group_blocks=self._group_blocks(step),
+            swapped_out=swapped_out,
+            swapped_in=swapped_in,
         )
         self._num_steps += 1
         return output
@@ -433,6 +441,8 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int, step: _Step) -> NewBlocks | None:
         """Get slots for a running request, preempting others until there are enough; None if it went itself."""
         while (taken := self._kv_cache.try_extend(request, num_tokens)) is None:
+            if self._swapping is not None and len(self._running) == 1 and self._swapping.reclaim():
+                continue
             victim = self._choose_victim(self._running)
             self._preempt(victim, step)
             if victim is request:
@@ -460,7 +470,8 @@ class Scheduler:
                 step.budget += item.num_tokens
                 del step.scheduled[index]
                 break
-        self._kv_cache.free(victim, victim.num_computed_tokens)
+        if self._swapping is None or not self._swapping.try_swap_out(victim, victim.num_computed_tokens):
+            self._kv_cache.free(victim, victim.num_computed_tokens)
         self._forget_drafts(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_computed_tokens = 0
@@ -471,13 +482,18 @@ class Scheduler:
     def _admit_waiting(self, step: _Step) -> None:
         while step.budget > 0 and len(self._running) < self._limits.max_num_seqs:
             request = self._waiting.peek()
-            if request is None or not self._try_admit(request, step):
+            if request is None:
+                return
+            if not self._try_admit(request, step):
+                # When nobody runs, nobody will free what swapped-out requests share.
+                if self._swapping is not None and not self._running and self._swapping.reclaim(request):
+                    continue
                 return
 
     def _try_admit(self, request: Request, step: _Step) -> bool:
         limits = self._limits
         hit = self._kv_cache.find_prefix(request)
-        start = hit.num_tokens
+        start = hit.start
         num_tokens = self._num_wanted(request.num_tokens - start)
         if num_tokens > step.budget:
             if not limits.enable_chunked_prefill:
@@ -496,19 +512,19 @@ class Scheduler:
         )
         if taken is None:
             return False
-        self._start(self._waiting.pop(), start, step)
+        self._start(self._waiting.pop(), start, hit.num_tokens, step)
         step.new_blocks[request.request_id] = taken
         block_ids = self._kv_cache.block_ids(request.request_id)
         step.scheduled.append(ScheduledRequest(request, start, num_tokens, block_ids, taken[0]))
         step.budget -= num_tokens
         return True
 
-    def _start(self, request: Request, num_cached_tokens: int, step: _Step) -> None:
+    def _start(self, request: Request, start: int, num_cached_tokens: int, step: _Step) -> None:
         resumed = request.status is RequestStatus.PREEMPTED
         admissions = step.resumptions if resumed else step.first_admissions
         admissions.append(Admission(request.request_id, num_cached_tokens, resumed))
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = request.num_cached_tokens = num_cached_tokens
+        request.num_computed_tokens, request.num_cached_tokens = start, num_cached_tokens
         self._running.append(request)
 
     def _take_drafts(self, request: Request, num_accepted: int) -> bool:

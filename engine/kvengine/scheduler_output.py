@@ -62,6 +62,23 @@ class Admission(NamedTuple):
     """It ran before and had been preempted."""
 
 
+class SwapMove(NamedTuple):
+    """A block whose content moves between device and host."""
+
+    source: int
+    destination: int
+
+
+class Swap(NamedTuple):
+    """What moves of a request that is swapped out or in."""
+
+    request_id: RequestId
+    num_tokens: int
+    """Tokens that it has computed, and keeps."""
+    moves: Sequence[SwapMove]
+    """From device to host blocks, or back. Blocks that it shares on the device are not among them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """One step: what to compute, and what happened while deciding it."""
@@ -82,6 +99,25 @@ class SchedulerOutput:
     """Scheduled requests whose tables may differ from those of their last step before its end, besides the admitted."""
     group_blocks: Sequence[GroupBlocks] = ()
     """One for each of `scheduled`, in the same order, where there are several KV cache groups; else empty."""
+    swapped_out: Sequence[Swap] = ()
+    """Moves to the host, which run before all else of the step: their sources may be written in it already."""
+    swapped_in: Sequence[Swap] = ()
+    """Moves back to the device, which run after those to the host and before `block_copies`."""
+
+    @property
+    def moves_out(self) -> list[tuple[int, int]]:
+        """(device block, host block) of all that moves to the host."""
+        return [(move.source, move.destination) for swap in self.swapped_out for move in swap.moves]
+
+    @property
+    def moves_in(self) -> list[tuple[int, int]]:
+        """(host block, device block) of all that moves back."""
+        return [(move.source, move.destination) for swap in self.swapped_in for move in swap.moves]
+
+    @property
+    def is_work(self) -> bool:
+        """Whether the device has anything to do."""
+        return bool(self.scheduled or self.block_copies or self.swapped_out or self.swapped_in)
 
     @property
     def independent_copies(self) -> list[tuple[int, int]]:

@@ -34,6 +34,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
             victim_policy=draw(st.sampled_from([None, None, *VictimPolicy])),
         ),
         eviction_policy=draw(st.sampled_from([EvictionPolicy.LRU, *EvictionPolicy])),
+        num_host_blocks=draw(st.sampled_from([0, 0, 3, fits_one, 3 * fits_one])),
     )
 
 

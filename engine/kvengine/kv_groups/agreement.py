@@ -19,6 +19,13 @@ class PrefixHit(NamedTuple):
     junction: int = 0
     """Tokens up to which some group found more than all together, where prefixes are shared but a window or a state
     is missing; 0 if none did."""
+    num_kept: int = 0
+    """Tokens that a swapped-out request brings with it, if those are more than were found; else 0."""
+
+    @property
+    def start(self) -> int:
+        """Tokens that need not be computed."""
+        return self.num_kept or self.num_tokens
 
 
 class HitSearch:

@@ -1,6 +1,6 @@
 """What every kind of group does with a request's blocks, and full attention, which keeps them all."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from sys import maxsize
 from typing import NamedTuple, cast
@@ -174,15 +174,29 @@ class GroupManager:
     def give_back(self, table: BlockTable, num_computed: int) -> None:
         """Free the blocks that nothing after `num_computed` tokens needs."""
 
-    def free(self, table: BlockTable, num_written: int) -> None:
+    def positions_needed(self, request: Request, num_computed: int) -> range:
+        """Positions with blocks that a request goes on from when so many of its tokens are computed."""
+        num_slots = self.target(request, num_computed, 0)
+        return range(self.first_needed(num_computed) // self.block_size, cdiv(num_slots, self.block_size))
+
+    def revive(self, block_ids: list[BlockId], num_computed: int) -> BlockTable:
+        """Start a table from blocks that a request still owns, or will have at the null block's positions."""
+        table = BlockTable(block_ids)
+        table.num_cached_blocks = min(num_computed // self.block_size, len(block_ids))
+        return table
+
+    def free(self, table: BlockTable, num_written: int, *, staying: Container[int] = ()) -> None:
         """Take everything from a request.
 
         Args:
             table: Its table, not to be used again.
             num_written: Tokens that were really computed or hit. What is cached beyond them leaves the cache.
+            staying: Positions of blocks that it stays an owner of.
         """
         self._withdraw(table, num_written)
         blocks = table.block_ids
+        if staying:
+            blocks = [block for position, block in enumerate(blocks) if position not in staying]
         self._pool.free([block for block in blocks if block] if self.has_gaps else blocks)
 
     def enter(self, table: BlockTable, step: StepTokens) -> None:
@@ -283,6 +297,14 @@ class FullGroup(GroupManager):
         if num_hit_tokens % self.block_size == 0:
             return False
         return self._written.get(hit[-1], num_hit_tokens) < num_hit_tokens
+
+    def revive(self, block_ids: list[BlockId], num_computed: int) -> BlockTable:
+        """See `GroupManager.revive`; blocks that cannot be found by others are entered anew."""
+        table = super().revive(block_ids, num_computed)
+        table.num_cached_blocks = next(
+            (position for position, block in enumerate(block_ids) if not self._pool.is_cached(block)), len(block_ids)
+        )
+        return table
 
     def enter(self, table: BlockTable, step: StepTokens) -> None:
         """See `GroupManager.enter`."""

@@ -98,6 +98,20 @@ class StateGroup(GroupManager):
         self._note_shared_tail(table, num_hit_tokens)
         return table
 
+    def positions_needed(self, _request: Request, num_computed: int) -> range:
+        """See `GroupManager.positions_needed`: the state after the last computed token."""
+        end = cdiv(num_computed, self.block_size)
+        return range(max(0, end - 1), end)
+
+    def revive(self, block_ids: list[BlockId], num_computed: int) -> BlockTable:
+        """See `GroupManager.revive`; of the table only its last block is a state."""
+        table = StateTable(block_ids)
+        table.num_cached_blocks = num_computed // self.block_size
+        table.num_retired = len(block_ids) - 1
+        if num_computed % self.block_size == 0:
+            table.exact.add(len(block_ids) - 1)
+        return table
+
     def grow(self, table: BlockTable, target: int) -> list[BlockId]:
         """Make room for the state after `target` tokens.
 
