@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kvengine.attention.host_cache import HostCache
 from kvengine.batch import ForwardBatch
 from kvengine.model_config.decoder import DecoderConfig, GroupedAttention
 
@@ -64,6 +65,10 @@ class ContiguousBackend:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """There are no blocks."""
         raise NotImplementedError(f"a contiguous cache has no blocks to copy: {copies}")
+
+    def host_cache(self, num_blocks: int) -> HostCache:
+        """Swap nothing."""
+        raise NotImplementedError(f"no swapping: {num_blocks} blocks were asked for")
 
     def _by_request(self, x: Tensor) -> Tensor:
         """From packed tokens to [batch, heads, tokens, head_dim]."""

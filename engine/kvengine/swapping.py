@@ -165,7 +165,10 @@ class SwapSpace:
         ]
         targets = [group.target(request, num_tokens, lookahead) for group in self._groups]
         num_needed = sum(map(len, missing)) + self._pool.num_free_among(shared)
-        grown = sum(map(GroupManager.blocks_to_extend, self._groups, tables, targets))
+        grown = sum(
+            group.blocks_to_extend(table, target)
+            for group, table, target in zip(self._groups, tables, targets, strict=True)
+        )
         if num_needed + max(grown, self._growth_at_gate(request, tables, gate_tokens)) > room:
             return None
         self._pool.share(shared)

@@ -43,6 +43,7 @@ class TorchRunner:
         self._model = model
         self._builder = BatchBuilder(config, model.device)
         self._attention, self.backend_reason = select_backend(config, model=attention, device=model.device)
+        self._host = self._attention.host_cache(config.num_host_blocks) if config.num_host_blocks else None
 
     @property
     def backend_name(self) -> str:
@@ -51,15 +52,23 @@ class TorchRunner:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes really allocated for the block pools."""
+        """Bytes really allocated for the block pools on the device."""
         return self._attention.cache_bytes
+
+    @property
+    def host_cache_bytes(self) -> int | None:
+        """Bytes really allocated for swapped-out requests; None where there is no room for any."""
+        return None if self._host is None else self._host.cache_bytes
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> Mapping[RequestId, int]:
-        """Copy blocks, compute the scheduled tokens, and choose the next token of each request that is due one.
+        """Move and copy blocks, compute the scheduled tokens, and choose the next token of each request due one.
 
         The choice is greedy, in float32; of equal logits the lowest id wins.
         """
+        if self._host is not None:
+            self._host.swap_out(output.moves_out)
+            self._host.swap_in(output.moves_in)
         self._attention.copy_blocks(output.block_copies)
         if not output.scheduled:
             return {}

@@ -33,3 +33,12 @@ def test_demo_model_reproduces_the_known_tokens_from_cached_prefixes(model: Deco
     twice = Configuration(name="", block_size=1, rounds=2, min_hit_tokens=113)
 
     assert compare(twice, model, cases).mismatches == ()
+
+
+def test_demo_model_reproduces_the_known_tokens_after_its_blocks_went_to_the_host_and_back(model: Decoder) -> None:
+    cases = load_cases(shared_path("oracle/smollm2_greedy.json"))
+    swapped = Configuration(
+        name="", block_size=8, pool_tokens=512, caching=False, host_tokens=2048, min_swapped_tokens=48
+    )
+
+    assert compare(swapped, model, cases).mismatches == ()

@@ -1,7 +1,7 @@
 """Greedy generation by the real model, scheduler and block pool against token ids computed elsewhere.
 
 Every configuration generates the same prompts; what must never matter to the tokens is varied: block size, prefix
-caching, chunk size, which requests share a batch, and whether requests are preempted and computed again.
+caching, chunk size, which requests share a batch, and whether preempted requests are computed again or swapped.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.select import make_scheduler
-from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.config import EngineConfig, PreemptionMode, SchedulerConfig
 from kvengine.errors import KVError
 from kvengine.model_files import find_demo_model
 from kvengine.models.decoder import Decoder
@@ -44,7 +44,7 @@ class GoldenCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One way to run the prompts; `min_preemptions` and `min_hit_tokens` say what must really have happened."""
+    """One way to run the prompts; what begins with `min` says what must really have happened."""
 
     name: str
     block_size: int
@@ -60,12 +60,17 @@ class Configuration:
     max_model_len: int = _AMPLE_TOKENS
     min_preemptions: int = 0
     min_hit_tokens: int = 0
+    host_tokens: int = 0
+    """Room on the host for tokens of preempted requests; 0: they are computed again."""
+    min_swapped_tokens: int = 0
 
     def engine_config(self, model: Decoder) -> EngineConfig:
         return EngineConfig(
             kv_cache=model.config.kv_cache_spec(self.dtype, self.block_size),
             num_blocks=cdiv(self.pool_tokens, self.block_size) + 1,
             enable_prefix_caching=self.caching and not self.allocator.is_reserving,
+            preemption=PreemptionMode.SWAP if self.host_tokens else PreemptionMode.RECOMPUTE,
+            num_host_blocks=cdiv(self.host_tokens, self.block_size),
             scheduler=SchedulerConfig(
                 max_num_seqs=16, max_num_batched_tokens=self.token_budget, max_model_len=self.max_model_len
             ),
@@ -84,6 +89,20 @@ CONFIGURATIONS = (
     Configuration(name="small pool", block_size=8, pool_tokens=512, caching=False, min_preemptions=1),
     Configuration(name="small pool, chunks of 48", block_size=16, pool_tokens=512, token_budget=48, min_preemptions=1),
     Configuration(name="small pool", block_size=64, pool_tokens=576, min_preemptions=1),
+    # The same pools, but what is driven out moves to the host and back: with room for all, and for the first ones only.
+    Configuration(name="swapped", block_size=1, pool_tokens=500, host_tokens=_AMPLE_TOKENS, min_swapped_tokens=48),
+    Configuration(
+        name="swapped", block_size=8, pool_tokens=512, caching=False, host_tokens=_AMPLE_TOKENS, min_swapped_tokens=48
+    ),
+    Configuration(
+        name="swapped while there is room, chunks of 48",
+        block_size=16,
+        pool_tokens=512,
+        token_budget=48,
+        host_tokens=128,
+        min_preemptions=1,
+        min_swapped_tokens=1,
+    ),
     # The second time all full blocks before each last token hit: 0 + 8 + 40 + 16 + 32 + 88 + 8 + 432 tokens.
     Configuration(name="prompts twice", block_size=8, rounds=2, min_hit_tokens=624),
     # Four reservations of 512 at a time; all eight requests fit in powers of two.
@@ -146,6 +165,7 @@ def compare(configuration: Configuration, model: Decoder, cases: Sequence[Golden
     for what, expected, got in (
         ("preemptions", configuration.min_preemptions, run.num_preemptions),
         ("prefix-hit tokens", configuration.min_hit_tokens, run.num_hit_tokens),
+        ("tokens swapped in", configuration.min_swapped_tokens, run.num_swapped_tokens),
     ):
         if got < expected:
             mismatches.append(Mismatch(what, f"at least {expected}", got))
@@ -162,6 +182,7 @@ class _Run:
         self._runner = TorchRunner(model, config)
         self.num_preemptions = 0
         self.num_hit_tokens = 0
+        self.num_swapped_tokens = 0
 
     def generate(self, cases: Sequence[GoldenCase], prefix: str) -> list[Request]:
         requests = [
@@ -184,6 +205,7 @@ class _Run:
         self._scheduler.update(output, self._runner.execute(output))
         self._scheduler.check_invariants()
         self.num_preemptions += len(output.preempted)
+        self.num_swapped_tokens += sum(swap.num_tokens for swap in output.swapped_in)
         self.num_hit_tokens += sum(admission.num_cached_tokens for admission in output.admitted)
 
 

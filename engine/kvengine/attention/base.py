@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvengine.attention.host_cache import HostCache
 from kvengine.batch import ForwardBatch
 from kvengine.spec import KVCacheSpec
 
@@ -113,6 +114,10 @@ class AttentionBackend(Protocol):
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy (source, destination) blocks in all layers, before anything of the step is stored."""
+        ...
+
+    def host_cache(self, num_blocks: int) -> HostCache:
+        """Make room on the host for what so many blocks hold in all layers."""
         ...
 
 

@@ -8,6 +8,7 @@ with a window only the blocks that the window reaches into are gathered.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvengine.attention.base import ModelAttention
+from kvengine.attention.host_cache import HostCache
 from kvengine.batch import ForwardBatch
 from kvengine.spec import KVCacheSpec
 from kvengine.units import cdiv, round_up
@@ -157,6 +159,10 @@ class TorchBackend:
         """Copy blocks in all layers."""
         for pool in self._pools:
             copy_blocks(pool, pool, copies, block_dim=1)
+
+    def host_cache(self, num_blocks: int) -> HostCache:
+        """Make a host pool for each page's."""
+        return HostCache(self._pools, num_blocks, copy=partial(copy_blocks, block_dim=1))
 
     def _view(self, batch: ForwardBatch, group: int, window: int | None) -> _View:
         tables, slots = batch.groups[group].block_tables.long(), batch.groups[group].slots

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvengine.attention.base import ModelAttention
+from kvengine.attention.host_cache import HostCache
 from kvengine.batch import ForwardBatch
 from kvengine.spec import KVCacheSpec
 from kvkernels.copy_blocks import copy_blocks
@@ -172,3 +173,7 @@ class TritonBackend:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks in all layers."""
         copy_blocks(self._pool, self._pool, copies)
+
+    def host_cache(self, num_blocks: int) -> HostCache:
+        """Make one host pool for all layers; the copy kernel reads and writes it."""
+        return HostCache([self._pool], num_blocks, copy=copy_blocks)
