@@ -42,3 +42,16 @@ def run_kvplan(capsys: pytest.CaptureFixture[str], *arguments: str) -> Done:
     code = main(arguments)
     streams = capsys.readouterr()
     return Done(code=code, stdout=streams.out, stderr=streams.err)
+
+
+def all_options(app: Any) -> set[str]:
+    """Every option of a typer application and of its subcommands."""
+    import typer
+
+    def options(command: Any) -> set[str]:
+        if hasattr(command, "load_all"):
+            command.load_all()
+        own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        return own.union(*(options(child) for child in getattr(command, "commands", {}).values()))
+
+    return options(typer.main.get_command(app))

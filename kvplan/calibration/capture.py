@@ -55,6 +55,8 @@ def calibration_of(reading: EngineReading, known: Known, *, log: str, saved: str
     pool = _pool(reading)
     if any(reading.settings.get(name) is not None for name in _MEMORY_SETTINGS) or "kv_memory_set" in reading.events:
         raise _refusal(log, "its KV memory was set by hand and says nothing of what the rest leaves")
+    if reading.settings.get("device_config") == "cpu":
+        raise _refusal(log, "it ran on a CPU, and calibrations are of cards")
     if pool.available_gib is None and pool.kv_cache_tokens is None and pool.num_blocks is None:
         raise _refusal(log, "the log prints neither KV memory nor a number of tokens or blocks")
     return Calibration(

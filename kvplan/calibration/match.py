@@ -20,7 +20,7 @@ from kvplan.memory_model.sglang import LATEST_SGLANG
 from kvplan.memory_model.start import LATEST
 from kvplan.model_spec import ModelSpec
 from kvplan.pool import caches_prefixes
-from kvplan.quantization import Quantization, quantization_named
+from kvplan.quantization import quantization_named
 from kvplan.rank_layers import default_block_size, default_page_size
 
 if TYPE_CHECKING:
@@ -51,10 +51,12 @@ def matching(inputs: "PlanInputs") -> Stored | None:
 
 
 def near_misses(inputs: "PlanInputs") -> list[tuple[Stored, Sequence[Difference]]]:
-    """Return the calibrations of the same model that differ otherwise, and in what; the nearest first."""
+    """Return the calibrations of the same model and engine that differ otherwise, and in what; the nearest first."""
     if inputs.memory.gpu is None or _is_given(inputs):
         return []
-    differing = ((stored, list(differences(stored.calibration, inputs))) for stored in inputs.memory.calibrations)
+    engine = inputs.engine.engine.value
+    same_engine = (stored for stored in inputs.memory.calibrations if stored.calibration.engine == engine)
+    differing = ((stored, list(differences(stored.calibration, inputs))) for stored in same_engine)
     return sorted(((stored, found) for stored, found in differing if found), key=lambda entry: len(entry[1]))
 
 
@@ -79,8 +81,9 @@ def differences(calibration: Calibration, inputs: "PlanInputs") -> Iterator[Diff
     here = _Resolved.of(engine, model, gpu, engine.max_model_len)
     for name, ours in here.values.items():
         theirs = there.values[name]
-        if theirs != ours and not (name == "--quantization" and _is_checkpoints(calibration, engine, model)):
+        if theirs != ours:
             yield Difference(what=name, there=_word(theirs), here=_word(ours))
+    yield from _type_differences(calibration.settings, engine, model)
     if model.draft_model is not None:
         yield Difference(what="--draft-model", there="none", here=model.draft_model.name)
     for other in calibration.settings.others:
@@ -98,7 +101,6 @@ def calibrated_engine(settings: Settings, planned: EngineInputs) -> EngineInputs
         expert_parallel=settings.expert_parallel,
         decode_context_parallel=settings.decode_context_parallel,
         dtype=DTYPES.get(settings.dtype or "auto"),
-        quantization=quantization_named(settings.quantization) if settings.quantization else None,
         kv_dtype=KV_DTYPES.get(kv_type),
         kv_packing=packing_named(kv_type),
         block_size=settings.block_size,
@@ -162,7 +164,6 @@ class _Resolved:
                 "--ep": engine.expert_parallel,
                 "--dcp": engine.decode_context_parallel,
                 "--dtype": _dtype_of(engine, model),
-                "--quantization": engine.quantization.method if engine.quantization else None,
                 "--kv-cache-dtype": (engine.kv_packing.value, _kv_dtype_of(engine, model)),
                 "--block-size": engine.block_size or _default_block(engine, model),
                 "--max-num-seqs": limits.num_seqs if engine.engine is EngineKind.VLLM else engine.max_num_seqs,
@@ -190,16 +191,27 @@ def _default_block(engine: EngineInputs, model: ModelSpec) -> int:
     return default_page_size(model.layers) if is_sglang else default_block_size(model.layers)
 
 
-def _is_checkpoints(calibration: Calibration, engine: EngineInputs, model: ModelSpec) -> bool:
-    """Whether the log names the checkpoint's own quantisation, in its engine's words, and none was asked for here."""
-    stated = calibration.settings.quantization
-    if engine.quantization is not None:
-        return stated is None and _is_same_method(engine.quantization, model.quantization)
-    return stated is not None and model.quantization is not None
+def _type_differences(settings: Settings, engine: EngineInputs, model: ModelSpec) -> Iterator[Difference]:
+    """Yield types that are not known here, and another quantisation than the one planned for.
 
-
-def _is_same_method(one: Quantization, other: Quantization | None) -> bool:
-    return other is not None and one.method == other.method
+    An engine names the checkpoint's own quantisation in its own words, so any word is that where none is asked for.
+    """
+    for name, said, known in (
+        ("--dtype", settings.dtype, DTYPES),
+        ("--kv-cache-dtype", settings.kv_cache_dtype, KV_DTYPES),
+    ):
+        if said is not None and said not in known:
+            yield Difference(what=name, there=said, here="not known")
+    said, planned = settings.quantization, engine.quantization
+    if planned is None:
+        if said is not None and model.quantization is None:
+            yield Difference(what="--quantization", there=said, here="none")
+    elif said is not None:
+        named = quantization_named(said)
+        if (named.method if named else said) != planned.method:
+            yield Difference(what="--quantization", there=said, here=planned.method)
+    elif model.quantization is None or model.quantization.method != planned.method:
+        yield Difference(what="--quantization", there="none", here=planned.method)
 
 
 def _word(value: object) -> str:

@@ -8,7 +8,8 @@ _UNTELLING = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?|gpu|
 
 def folded_model(name: str) -> str:
     """Return what tells a model: the end of its name or folder, without the case of letters."""
-    tail = name.strip().rstrip("/").replace("__", "/").rpartition("/")[2]
+    folder = name.strip().rstrip("/").removesuffix("/config.json")
+    tail = folder.replace("__", "/").rpartition("/")[2]
     return tail.casefold() or name.casefold()
 
 

@@ -111,6 +111,47 @@ def test_it_is_left_alone_where_it_is_not_wanted_or_of_another_model(kvplan: Com
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("stated", "words", "said"),
+    [
+        ("quantization=awq_marlin", SAME, "--quantization awq_marlin, here none"),
+        ("quantization=fp8", f"{SAME} --quantization fp8", ""),
+        ("quantization=fp8", f"{SAME} --quantization awq", "--quantization fp8, here awq"),
+        ("quantization=None", f"{SAME} --quantization fp8", "--quantization none, here fp8"),
+        ("kv_cache_dtype=turbo3", SAME, "--kv-cache-dtype turbo3, here not known"),
+        ("kv_cache_dtype=fp8_e4m3", f"{SAME} --kv-cache-dtype fp8", ""),
+        ("enforce_eager=True", f"{SAME} --enforce-eager", ""),
+    ],
+)
+def test_types_are_compared_in_the_engines_words(kvplan: Command, stated: str, words: str, said: str) -> None:
+    name = stated.partition("=")[0]
+    value = {"quantization": "None", "kv_cache_dtype": "auto", "enforce_eager": "False"}[name]
+    assert f"{name}={value}" in READY
+    Path("start.log").write_text(READY.replace(f"{name}={value}", stated))
+    assert kvplan("explain start.log --save --gpu l40s").code == 0
+    done = kvplan(f"budget {words} --json")
+    assert (done.document["calibration"] is None) == bool(said)
+    assert said in done.stderr
+
+
+def test_a_model_is_known_by_its_folder_and_by_no_other_owner(kvplan: Command, kept: Path) -> None:
+    text = kept.read_text()
+    for name, is_same in (
+        ("/data/models/Llama-3.1-8B-Instruct", True),
+        ("LLAMA-3.1-8b", True),
+        ("someone-else/Llama-3.1-8B-Instruct", False),
+        ("meta-llama/Llama-3.1-8B", True),  # as the profile is called
+        ("meta-llama/Llama-3.1-70B-Instruct", False),
+    ):
+        kept.write_text(text.replace("meta-llama/Llama-3.1-8B-Instruct", name))
+        assert (kvplan(f"budget {SAME} --json").document["calibration"] is not None) is is_same, name
+
+
+def test_another_engine_is_no_near_miss(kvplan: Command, kept: Path) -> None:
+    done = kvplan("budget llama-3.1-8b --gpu l40s --engine sglang --max-model-len 16384 --json")
+    assert (done.document["calibration"], done.stderr) == (None, "")
+
+
 def test_saving_the_same_start_again_keeps_the_newer_and_says_so(kvplan: Command, kept: Path) -> None:
     Path("later.log").write_text(READY.replace("189,808 tokens", "189,792 tokens").replace("11.58x", "11.58x"))
     done = kvplan("explain later.log --save --gpu l40s --json")
@@ -163,6 +204,7 @@ def test_calibrations_are_listed_shown_and_checked_with_the_profiles(kvplan: Com
             "--save --gpu l40s",
             "set by hand",
         ),
+        (READY.replace("device_config=cuda", "device_config=cpu"), "--save --gpu l40s", "it ran on a CPU"),
         (READY, "--gpu l40s", "what the log does not say counts for a calibration only"),
         (READY, "--save --gpu l40s --engine-version new", "expected a version such as 0.21.0"),
     ],

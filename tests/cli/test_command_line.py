@@ -148,3 +148,31 @@ def test_each_command_says_its_version(capsys: pytest.CaptureFixture[str], modul
 
     assert import_module(module).main(["--version"]) == 0
     assert capsys.readouterr().out == f"{name} {metadata.version('pagedkv')}\n"
+
+
+def _hints() -> list[tuple[str, str]]:
+    """Every hint of an error that stands in the sources as text, and where."""
+    import ast
+
+    root = Path(__file__).parents[2]
+    found = []
+    for folder in ("kvplan", "kvtop", "engine/kvengine", "kernels/kvkernels"):
+        for path in (root / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.keyword) and node.arg == "hint":
+                    texts = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+                    found += [(str(path.relative_to(root)), text) for text in texts if isinstance(text, str)]
+    return found
+
+
+def test_hints_name_options_that_exist() -> None:
+    import re
+
+    from kvplan.cli.main import app as kvplan_app
+    from kvtop.cli import app as kvtop_app
+    from tests.support import all_options
+
+    known = all_options(kvplan_app) | all_options(kvtop_app) | {"--help", "--no-deps"}  # the last is pip's
+    named = [(place, option) for place, hint in _hints() for option in re.findall(r"--[a-z][a-z-]+", hint)]
+    assert len(named) > 20
+    assert [(place, option) for place, option in named if option not in known] == []
