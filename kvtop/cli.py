@@ -3,13 +3,14 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvengine.command_line import EXIT_BUG, exit_code_of, prepare_streams, usage_problem_of, version_text
-from kvengine.errors import ConfigError, KVError, TelemetryError
+from kvengine.errors import ConfigError, DeviceError, KVError, TelemetryError
 from kvengine.plain_text import plain, plain_json
 from kvengine.telemetry.engine_list import EngineList
 from kvengine.telemetry.reader import Attachment
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kvtop.sources.base import Source
 
 DUMP_SIZE = "120x40"
+DEFAULT_PORT = 8765
 SMALLEST, LARGEST = 20, 1000
 """Columns or lines of a screen that is dumped."""
 
@@ -44,6 +46,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.command()
 def watch(
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -83,6 +86,11 @@ def watch(
     demo: Annotated[
         bool, typer.Option("--demo", help="Watch guided scenes, acted out by an engine without a model.")
     ] = False,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Show the view to browsers on this machine instead, on the loopback address."),
+    ] = False,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where `--serve` listens.")] = DEFAULT_PORT,
     partial: Annotated[
         bool, typer.Option("--partial", help="Open a recording that was cut off, and show the steps up to there.")
     ] = False,
@@ -119,6 +127,10 @@ def watch(
     events = EventsWanted(live=kv_events, replay=kv_events_replay, is_off=no_kv_events)
     check_events(events)
     place, dump_size = _parse_place(at), _parse_size(size)
+    if serve:
+        _check_exclusive({"--serve": True, "--once": once, "--dump": dump, "--record": record is not None})
+        _check_target(target, partial=partial)
+        return _serve(context.obj, port)
     if demo:
         if target is not None or once or dump or compare:
             raise ConfigError("--demo brings its own engine: it takes no TARGET, --compare, --once or --dump")
@@ -155,7 +167,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
 
     def command() -> object:
-        return typer.main.get_command(app).main(list(arguments), prog_name="kvtop", standalone_mode=False)
+        return typer.main.get_command(app).main(
+            list(arguments), prog_name="kvtop", standalone_mode=False, obj=list(arguments)
+        )
 
     return exit_code_of("kvtop", command, usage_problem=usage_problem_of(typer.BadParameter))
 
@@ -261,6 +275,40 @@ def _show_demo(record: Path | None) -> int:
         view = KvtopApp(source)
         view.run()
     return EXIT_BUG if view.return_code else 0
+
+
+def _check_target(target: str | None, *, partial: bool) -> None:
+    """Refuse what no page could open."""
+    if target is not None:
+        opened = open_target(target, partial=partial)
+        if isinstance(opened, Recording | Attachment):
+            opened.close()
+
+
+def _serve(arguments: Sequence[str], port: int) -> int:
+    if find_spec("textual_serve") is None:
+        raise DeviceError(
+            "showing the view in a browser needs textual-serve, which is not installed",
+            hint="pip install 'pagedkv[browser]'",
+        )
+    from kvtop.browser.serve import serve
+
+    serve(_without_serve(arguments), port)
+    return 0
+
+
+def _without_serve(arguments: Sequence[str]) -> list[str]:
+    """The command line of each page: all but that it is served, and where."""
+    kept: list[str] = []
+    is_value = False
+    for argument in arguments:
+        if is_value or argument == "--serve" or argument.startswith("--port="):
+            is_value = False
+        elif argument == "--port":
+            is_value = True
+        else:
+            kept.append(argument)
+    return kept
 
 
 def _print_once(opened: Opened | None, place: Place | None) -> int:

@@ -1,0 +1,1 @@
+"""The view in a browser."""
