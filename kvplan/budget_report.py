@@ -155,6 +155,7 @@ def _group(group: KVGroup, capacity: Capacity) -> Document:
     return {
         "kind": attention.kind.value if attention else "mamba",
         "layers": len(group.layers),
+        "index_layers": sum(isinstance(layer, AttentionLayer) and layer.shape != heads for layer in group.layers),
         "kv_heads": heads[0] if heads else None,
         "head_dim": heads[1] if heads else None,
         "window": (attention.reach or None) if attention else None,

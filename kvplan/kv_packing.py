@@ -66,7 +66,9 @@ def packed_row_bytes(rows: KeptRows, num_heads: int, dtype: KVDtype, packing: KV
 
 
 def packed_index_bytes(rows: KeptRows) -> int:
-    """Return the bytes of one index key: one an element, and a scale for every 128."""
+    """Return the bytes of one index key: one an element, and a scale for every 128, where it is not kept as it is."""
+    if rows.element_bytes:
+        return rows.key_size * rows.element_bytes
     return rows.key_size + _SCALE_BYTES * -(-rows.key_size // _SCALE_GROUP)
 
 

@@ -9,7 +9,7 @@ from kvplan.loading import did_you_mean
 from kvplan.memory_model.shape import read_step_shape
 from kvplan.model_spec import ModelSpec, has_states
 from kvplan.models.family import Family
-from kvplan.models.registry import NESTED, find_family, known_types
+from kvplan.models.registry import ALIASES, NESTED, find_family, known_types
 from kvplan.models.shape import Built, LayerKind, ModelShape
 from kvplan.parameters import Geometry, Piece, WeightShape
 from kvplan.quantization import read_quantization
@@ -72,7 +72,7 @@ def model_from_config(
     if assume_standard and not assumption:
         assumption = _unread_caches(reader, family)
     kept = tuple(built.parts for built in layers)
-    notes = tuple(f"{key} is absent: the class default {value:,} is used" for key, value in reader.defaulted.items())
+    absent = tuple(f"{key} is absent: the class default {value:,} is used" for key, value in reader.defaulted.items())
     model = ModelSpec(
         name=name,
         architecture=_architecture(outer) or _architecture(plain) or model_type,
@@ -88,7 +88,7 @@ def model_from_config(
         weights=weights,
         weights_unknown="its vision or audio part is not counted yet" if has_towers else "",
         assumption=f"standard attention is assumed in every layer: {assumption}" if assumption else "",
-        notes=notes,
+        notes=(*_wrapper_notes(outer, plain, model_type), *absent),
     )
     unread = next((key for key in config if key not in outer.asked), None)
     if refuse_unread_keys and unread is not None:
@@ -103,16 +103,42 @@ def _language_part(outer: ConfigReader) -> tuple[ConfigReader, str]:
     """
     reader, inner_type = outer, ""
     for _ in range(_MAX_NESTING):
-        key, default = NESTED.get(reader.text("model_type") or inner_type, ("", ""))
+        model_type = reader.text("model_type") or inner_type
+        key, default = NESTED.get(model_type) or _unknown_wrapper(reader, model_type)
         if not key or not isinstance(reader.get(key), Mapping):
             break
         reader, inner_type = reader.nested(key), default
     return reader, inner_type
 
 
+def _unknown_wrapper(reader: ConfigReader, model_type: str) -> tuple[str, str]:
+    """Return the key of a language model of a known type inside a type that is not known: the caches are its own.
+
+    A type with layers of its own, or with needs, is something else and not a wrapper.
+    """
+    is_other = find_family(model_type) is not None or reader.peek("num_hidden_layers") is not None
+    if not model_type or is_other or _unread_needs(reader, frozenset()):
+        return "", ""
+    return next((key for key in _INNER_KEYS if _states_known_type(reader.peek(key))), ""), ""
+
+
+def _states_known_type(inner: object) -> bool:
+    inner_type = inner.get("model_type") if isinstance(inner, Mapping) else None
+    return isinstance(inner_type, str) and (inner_type in NESTED or find_family(inner_type) is not None)
+
+
+def _wrapper_notes(outer: ConfigReader, plain: ConfigReader, model_type: str) -> tuple[str, ...]:
+    """Say that a type which is not known was planned by the language model inside it."""
+    stated = outer.text("model_type")
+    if plain is outer or not stated or stated in NESTED:
+        return ()
+    return (f"model type {shown(stated)} is not known; planned by the {shown(model_type)} model inside it",)
+
+
 def _family(reader: ConfigReader, inner_type: str, *, assume_standard: bool) -> tuple[str, Family, str]:
     """Return the model type, what is known of it, and why standard attention is assumed where it is not known."""
     model_type = reader.text("model_type") or inner_type
+    model_type = ALIASES.get(model_type, {}).get(_architecture(reader) or "", model_type)
     family = find_family(model_type) if model_type else None
     if family is not None:
         return model_type, family, ""
@@ -293,6 +319,9 @@ def _max_model_len(reader: ConfigReader) -> int:
         if default is None:
             reader.defaulted["longest context"] = _UNLIMITED_MAX_LEN
         lengths = [reader.count(default) if default else _UNLIMITED_MAX_LEN]
+    if "gemma3" in (reader.text("model_type") or ""):
+        # The class's own limit counts its scaling already, and vLLM leaves it alone by that name.
+        return min(lengths)
     return _stretched(reader, min(lengths))
 
 

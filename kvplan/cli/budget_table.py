@@ -219,7 +219,7 @@ def _token_layout(kv: Mapping[str, Any]) -> str:
     growing = [group for group in kv["groups"] if group["kind"] in ("full", "mla")]
     if not growing:
         return "no layer keeps every token"
-    group, layers = growing[0], sum(group["layers"] for group in growing)
+    group, layers = growing[0], sum(group["layers"] - group["index_layers"] for group in growing)
     form = kv["dtype"] if kv["packing"] == "plain" else kv["packing"]
     if group["kind"] == "mla":
         return f"{layers} latent rows of {group['head_dim']} in {form}"
@@ -234,8 +234,10 @@ def _state_layout(kv: Mapping[str, Any]) -> str:
 
 def _pages(kv: Mapping[str, Any]) -> str:
     groups = kv["groups"]
-    if len(groups) == 1:
+    if len(groups) == 1 and kv["bytes_per_block"] == groups[0]["layers"] * groups[0]["page_bytes"]:
         return f"{groups[0]['page_bytes']:,} B in each layer"
+    if len(groups) == 1:
+        return f"{groups[0]['layers']} layers with pages of several sizes"
     padding = f", {kv['padding_layers']} places empty" if kv["padding_layers"] else ""
     return f"{len(groups)} groups of up to {max(group['layers'] for group in groups)} layers{padding}"
 

@@ -36,6 +36,8 @@ class KeptRows:
     tokens_per_row: int = 1
     """Tokens that are compressed into one row."""
     use: RowUse = RowUse.ATTENTION
+    element_bytes: int = 0
+    """Of index keys that are kept as they are; 0 for those in fp8 with a scale."""
 
     @property
     def is_latent(self) -> bool:

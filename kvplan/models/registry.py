@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from kvplan.models.family import Family
 
-_MODULES = ("full_attention", "windowed", "latents", "hybrids", "encoders", "recent")
+_MODULES = ("full_attention", "windowed", "latents", "hybrids", "encoders", "recent", "block_sparse")
 
 NESTED: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -51,6 +51,7 @@ NESTED: Mapping[str, tuple[str, str]] = MappingProxyType(
         "llava_next_video": ("text_config", "llama"),
         "llava_onevision": ("text_config", "qwen2"),
         "minicpmv4_6": ("text_config", "qwen3_5_text"),
+        "minimax_m3_vl": ("text_config", "minimax_m3_vl_text"),
         "mistral3": ("text_config", "mistral"),
         "mllama": ("text_config", "mllama_text_model"),
         "multi_modality": ("language_config", "llama"),
@@ -98,3 +99,7 @@ def known_types() -> list[str]:
     """Name every type that is known, in order."""
     modules = (import_module(f"kvplan.models.{module}").FAMILIES for module in _MODULES)
     return sorted({*NESTED, *(name for families in modules for name in families)})
+
+
+ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType({"deepseek_ref": {"DeepseekV4ForCausalLM": "deepseek_v4"}})
+"""Types that converters write in place of the usual one, which the architecture tells."""
