@@ -82,8 +82,14 @@ def _adapters(model: ModelSpec, engine: EngineInputs) -> Amount:
         count=engine.max_loras,
         rank=engine.max_lora_rank or DEFAULT_RANK,
         tensor_parallel=engine.tensor_parallel,
+        num_experts=_experts_of_layer(model),
     )
     return scaled(buffers, 1 / engine.pipeline_parallel)
+
+
+def _experts_of_layer(model: ModelSpec) -> int:
+    layers = model.weights.layers if model.weights else ()
+    return max((piece.experts for layer in set(layers) for piece in layer), default=0)
 
 
 def counts_encoder(model: ModelSpec, engine: EngineInputs) -> bool:

@@ -38,7 +38,7 @@ def calibrated_budget(
     fraction = inputs.fraction_of(gpu)
     kept = kept_by_log(calibration, inputs, stage)
     taken_there = share_of(gpu.process_bytes, calibration.utilization)
-    total_bytes = taken_there - kept.likely
+    total_bytes = max(0, taken_there - kept.likely)
     if any(part.name == "weights" for part in calibration.parts):
         charged = _itemised(calibration, total_bytes, inputs.engine.engine)
     else:
@@ -64,11 +64,13 @@ def kept_by_log(calibration: Calibration, inputs: "PlanInputs", stage: int) -> K
     Memory is printed of one rank; where tokens or blocks take less, another rank decided, and they count.
     """
     printed = _printed_memory(calibration)
-    counted = _counted_memory(calibration, inputs, stage)
+    counted, is_exact = _counted_memory(calibration, inputs, stage)
     if printed is None or counted is None:
-        found = counted or printed
+        found = printed or counted
         assert found is not None, "a calibration has one of them"
-        return _middle(*found, follows=True)
+        return _middle(*found, follows=is_exact or counted is None)
+    if not is_exact:
+        return _middle(*printed, follows=False)
     low, high = max(printed[0], counted[0]), min(printed[1], counted[1])
     if low <= high:
         return _middle(low, high, follows=True)
@@ -97,8 +99,8 @@ def _printed_memory(calibration: Calibration) -> tuple[int, int] | None:
     return ceil(middle - half), int(middle + half)
 
 
-def _counted_memory(calibration: Calibration, inputs: "PlanInputs", stage: int) -> tuple[int, int] | None:
-    """Return the least and the most bytes that make the printed tokens, or blocks."""
+def _counted_memory(calibration: Calibration, inputs: "PlanInputs", stage: int) -> tuple[tuple[int, int] | None, bool]:
+    """Return the least and the most bytes that make the printed tokens, or blocks, and whether any do exactly."""
     printed, gpu = calibration.pool, inputs.memory.gpu
     assert gpu is not None, "calibrations are of cards"
     pool = _pool_of_log(calibration, inputs, stage)
@@ -106,7 +108,7 @@ def _counted_memory(calibration: Calibration, inputs: "PlanInputs", stage: int) 
         return _memory_for(pool, lambda filled: filled.kv_cache_tokens, printed.kv_cache_tokens, gpu.total_bytes)
     if pool is not None and printed.num_blocks is not None:
         return _memory_for(pool, lambda filled: filled.num_blocks, printed.num_blocks, gpu.total_bytes)
-    return None
+    return None, True
 
 
 def _pool_of_log(calibration: Calibration, inputs: "PlanInputs", stage: int) -> RankPool | None:
@@ -119,8 +121,8 @@ def _pool_of_log(calibration: Calibration, inputs: "PlanInputs", stage: int) -> 
 
 def _memory_for(
     pool: RankPool, count: Callable[[Capacity], int], wanted: int, most_bytes: int
-) -> tuple[int, int] | None:
-    """Return the range of bytes in which a pool counts exactly so many; None where no memory does."""
+) -> tuple[tuple[int, int], bool]:
+    """Return the range of bytes in which a pool counts exactly so many; the least with more where no memory does."""
 
     def least(number: int) -> int:
         low, high = 0, most_bytes
@@ -133,7 +135,9 @@ def _memory_for(
         return low
 
     first = least(wanted)
-    return (first, least(wanted + 1) - 1) if count(pool.fill(first)) == wanted else None
+    if count(pool.fill(first)) == wanted:
+        return (first, least(wanted + 1) - 1), True
+    return (first, first), False
 
 
 def _card_as_seen(calibration: Calibration, gpu: GpuSpec) -> GpuSpec:

@@ -126,6 +126,9 @@ def _card_differences(calibration: Calibration, gpu: GpuSpec) -> Iterator[Differ
     is_other_size = total is not None and (
         abs(total / gpu.process_bytes - 1) > _CARD_TOLERANCE or total > gpu.total_bytes
     )
+    kept = calibration.pool.available_gib
+    if kept is not None and float(kept) * GIB > gpu.process_bytes:
+        yield Difference(what="KV memory", there=f"{kept} GiB", here="a smaller card")
     if folded_gpu(seen.name) != folded_gpu(gpu.name) or is_other_size:
         size = f" of {seen.total_gib} GiB" if seen.total_gib else ""
         here = gpu.name or "a card by its size alone"

@@ -6,7 +6,9 @@ import msgspec
 
 from kvplan.loading import FileSchema
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+Size = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+"""In GiB."""
 Gib = Annotated[str, msgspec.Meta(pattern=r"^-?\d{1,6}(\.\d{1,9})?$")]
 """A size in GiB with the decimals that were printed, which say how exact it is."""
 
@@ -47,7 +49,7 @@ class PrintedPart(FileSchema, frozen=True, kw_only=True):
     """A part of the card that the log itemises, under the name that budgets have for it."""
 
     name: Literal["weights", "activation_peak", "non_torch", "cuda_graphs"]
-    gib: float
+    gib: Size
 
 
 class Pool(FileSchema, frozen=True, kw_only=True):
@@ -57,6 +59,11 @@ class Pool(FileSchema, frozen=True, kw_only=True):
     num_blocks: Count | None = None
     kv_cache_tokens: Count | None = None
     concurrency: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a pool of which nothing is known."""
+        if self.available_gib is None and self.num_blocks is None and self.kv_cache_tokens is None:
+            raise ValueError("expected one of available_gib, num_blocks and kv_cache_tokens")
 
 
 class Calibration(FileSchema, frozen=True, kw_only=True):
@@ -77,6 +84,6 @@ class Calibration(FileSchema, frozen=True, kw_only=True):
     max_model_len: Count | None = None
     settings: Settings
     parts: tuple[PrintedPart, ...] = ()
-    graphs_outside_gib: float | None = None
+    graphs_outside_gib: Size | None = None
     """CUDA graphs that the KV cache does not pay for."""
     pool: Pool

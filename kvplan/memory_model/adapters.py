@@ -9,12 +9,14 @@ DEFAULT_RANK = 16
 _ELEMENT_BYTES = 2
 
 
-def adapter_buffers(geometry: Geometry, shape: StepShape, *, count: int, rank: int, tensor_parallel: int) -> Amount:
+def adapter_buffers(
+    geometry: Geometry, shape: StepShape, *, count: int, rank: int, tensor_parallel: int, num_experts: int = 0
+) -> Amount:
     """Return the buffers of so many adapters on one GPU.
 
     For each projection from `inner` to `outer` one matrix of `rank x inner` and one of `outer x rank`, in 16 bits. Of
     projections whose output is split the second is split, of those whose input is split the first. Low: those of
-    attention and MLP. High: embeddings and head too, and of a model of experts every expert that a token visits.
+    attention and dense MLP. High: embeddings and head too, and all experts of a layer, which newer versions adapt.
 
     Worked value: Llama-3.1-8B with rank 16: 32 layers x 16 x 81,920 x 2 bytes = 80 MiB an adapter, those of its
     table 33 MiB more.
@@ -26,10 +28,10 @@ def adapter_buffers(geometry: Geometry, shape: StepShape, *, count: int, rank: i
     queries = heads * size // tensor_parallel
     split_out = [(hidden, queries), (hidden, kv_heads * size), (hidden, kv_heads * size)]
     split_in = [(queries, hidden)]
-    width = (shape.mlp_width or shape.expert_width) // tensor_parallel
+    width = 0 if num_experts else shape.mlp_width // tensor_parallel
     mlp = [(hidden, width), (hidden, width), (width, hidden)] if width else []
     layer = sum(inner + outer for inner, outer in (*split_out, *split_in, *mlp))
-    experts = 3 * (hidden + shape.expert_width // tensor_parallel) * max(0, shape.experts_per_token - 1)
+    experts = 3 * (hidden + (shape.expert_width or shape.mlp_width) // tensor_parallel) * num_experts
     unit = count * rank * _ELEMENT_BYTES
     likely = unit * geometry.num_layers * layer
     tables = unit * 2 * (hidden + geometry.vocab_size)

@@ -230,3 +230,38 @@ def test_a_matrix_uses_it_where_it_is_of_that_cell(kvplan: Command, kept: Path) 
     document = kvplan(f"budget {SAME} --matrix max-model-len=16384 --matrix tp=1,2 --json").document
     assert len(document["plans"]) == 2
     assert document["plans"][0]["kv_cache_tokens"] == 189_808
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("available_gib: '23.17'", "available_gib: '-3.20'"),
+        ("available_gib: '23.17'", "available_gib: '999999'"),
+        ("available_gib: '23.17'", "available_gib: 1e300"),
+        ("kv_cache_tokens: 189808", "kv_cache_tokens: 1099511627776"),
+        ("kv_cache_tokens: 189808", "kv_cache_tokens: 17"),
+        ("  available_gib: '23.17'\n  kv_cache_tokens: 189808", "  num_blocks: 3"),
+        ("  available_gib: '23.17'\n  kv_cache_tokens: 189808", "  kv_cache_tokens: 189809"),
+        ("  available_gib: '23.17'\n  kv_cache_tokens: 189808\n", ""),
+        ("gib: 14.99", "gib: 99999"),
+        ("gib: 14.99", "gib: -1"),
+        ("total_gib: '44.39'", "total_gib: '0'"),
+        ("utilization: 0.9", "utilization: 0.0001"),
+        ("max_model_len: 16384", "max_model_len: 1099511627776"),
+        ("name: weights", "name: rest"),
+    ],
+)
+def test_figures_that_were_changed_by_hand_never_break_a_budget(
+    kvplan: Command, kept: Path, old: str, new: str
+) -> None:
+    text = kept.read_text()
+    assert old in text
+    kept.write_text(text.replace(old, new))
+    done = kvplan(f"budget {SAME} --json")
+    assert done.code in (0, 1)
+    document = done.document
+    assert sum(part["bytes"] for part in document["parts"]) == document["gpu"]["total_bytes"]
+    for part in document["parts"]:
+        assert part["low"] <= part["bytes"] <= part["high"]
+        assert part["bytes"] >= 0 or part["name"] == "shortfall"
+    assert 0 <= document["available_kv"]["bytes"] <= document["gpu"]["total_bytes"]

@@ -73,6 +73,16 @@ def test_adapters_are_a_part_of_their_own(budget: Budget) -> None:
     assert "lora_adapters" not in parts_of(budget("llama-3.1-8b --gpu h100-sxm --max-model-len 8192 --json"))
 
 
+def test_adapters_of_experts_are_a_range(budget: Budget) -> None:
+    model = shared_path("models/Qwen__Qwen3-30B-A3B-FP8")
+    part = parts_of(budget(f"{model} --gpu h100-sxm --max-model-len 8192 --max-loras 1 --json"))["lora_adapters"]
+    # 48 layers; q and o 2,048 + 4,096 each, k and v 2,048 + 512 each: 17,408 without experts; 128 experts of three
+    # matrices of 2,048 by 768, the table and the head of 151,936 rows with them. Rank 16 in 16 bits.
+    attention, experts = 2 * 6_144 + 2 * 2_560, 128 * 3 * (2_048 + 768)
+    assert part["bytes"] == part["low"] == 48 * attention * 32
+    assert part["high"] == 48 * (attention + experts) * 32 + 2 * (2_048 + 151_936) * 32
+
+
 def test_more_ranks_never_take_more_for_adapters(budget: Budget) -> None:
     words = "llama-3.1-8b --gpu h100-sxm --max-model-len 8192 --max-loras 2 --json"
     sizes = [parts_of(budget(f"{words} --tp {ranks}"))["lora_adapters"]["bytes"] for ranks in (1, 2, 4, 8, 16)]
