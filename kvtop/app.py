@@ -1,17 +1,22 @@
 """The app: its themes and screens, and the keys that work on all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from textual.app import App
+from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.dom import DOMNode
+from textual.screen import Screen
 
 from kvengine.errors import KVError
 from kvengine.telemetry.engine_list import EngineList
 from kvengine.telemetry.reader import Attachment
+from kvtop.actions import all_actions
+from kvtop.config import UserConfig, config_path, load_config
 from kvtop.following import FollowEngines
-from kvtop.palette import DARK, DARK_VARIABLES, LIGHT
+from kvtop.palette import DARK_VARIABLES
 from kvtop.screens.compare import CompareScreen
 from kvtop.screens.help import HelpScreen
 from kvtop.screens.jump import JumpScreen
@@ -30,6 +35,7 @@ class KvtopApp(App[None]):
         source: What to watch; None to choose among `engines` first.
         other: What to compare it with; None to show it alone.
         engines: Where running engines are looked for, to go from one to another; None where that makes no sense.
+        config: The user's own keys and themes.
     """
 
     CSS_PATH = "kvtop.tcss"
@@ -45,14 +51,20 @@ class KvtopApp(App[None]):
         ),
         Binding("e", "engines", "Engines", id="app.engines", tooltip="Choose among the engines that run"),
         Binding("ctrl+o", "jump_to_pane", "Jump", show=False, id="app.jump", tooltip="Go to a pane by its letter"),
-        Binding("T", "next_theme", "Theme", show=False, id="app.theme", tooltip="Dark or light"),
+        Binding("T", "next_theme", "Theme", show=False, id="app.theme", tooltip="Next theme: dark, light, your own"),
         Binding("q,ctrl+c", "quit", "Quit", id="app.quit", tooltip="Leave kvtop; the engine goes on", key_display="q"),
     ]
 
     def __init__(
-        self, source: Source | None, *, other: Source | None = None, engines: EngineList | None = None
+        self,
+        source: Source | None,
+        *,
+        other: Source | None = None,
+        engines: EngineList | None = None,
+        config: UserConfig | None = None,
     ) -> None:
         super().__init__()
+        self._config = config if config is not None else UserConfig()
         self._other = other
         assert source is not None or engines is not None, "there is something to watch, or to choose from"
         self._source = source
@@ -81,9 +93,10 @@ class KvtopApp(App[None]):
 
     def on_mount(self) -> None:
         """Start watching, or ask what."""
-        self.register_theme(DARK)
-        self.register_theme(LIGHT)
-        self.theme = DARK.name
+        for theme in self._config.themes:
+            self.register_theme(theme)
+        self.theme = self._config.theme
+        self.set_keymap(dict(self._config.keys))
         if self._source is not None and self._other is not None:
             self.push_screen(CompareScreen(self._source, self._other))
         elif self._source is not None:
@@ -94,6 +107,21 @@ class KvtopApp(App[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Engines are chosen from where there is a list of them."""
         return self._engines is not None if action == "engines" else True
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Everything that has a key now, for the command palette."""
+        seen: set[str] = set()
+        for node, binding, is_enabled, _ in screen.active_bindings.values():
+            name = f"{binding.description}: {binding.tooltip}"
+            if is_enabled and binding.tooltip and binding.id and name not in seen:
+                seen.add(name)
+                yield SystemCommand(
+                    name, f"key {self.get_key_display(binding)}", partial(self._run_binding, binding.action, node)
+                )
+        yield SystemCommand("Screenshot: the screen as a picture", "an SVG file", self.deliver_screenshot)
+
+    def _run_binding(self, action: str, node: DOMNode) -> None:
+        self.call_later(self.run_action, action, node)
 
     def action_help(self) -> None:
         """Show every key and sign, and what the pane with the focus shows."""
@@ -112,8 +140,9 @@ class KvtopApp(App[None]):
             self.push_screen(JumpScreen(self.screen), self._focus_pane)
 
     def action_next_theme(self) -> None:
-        """Dark or light."""
-        self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+        """Dark, light, and the user's own."""
+        names = [theme.name for theme in self._config.themes]
+        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
 
     @property
     def _has_watch(self) -> bool:
@@ -141,3 +170,12 @@ class KvtopApp(App[None]):
     def _focus_pane(self, pane_id: str | None) -> None:
         if pane_id is not None:
             self.watching.action_pane(pane_id)
+
+
+def user_config() -> UserConfig:
+    """The user's own keys and themes.
+
+    Raises:
+        ConfigError: The file names something that is not there.
+    """
+    return load_config(config_path(), all_actions(KvtopApp.BINDINGS))

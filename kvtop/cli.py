@@ -239,22 +239,23 @@ def _show(
         return _record_only(opened, record)
     _require_terminal()
 
-    from kvtop.app import KvtopApp
+    from kvtop.app import KvtopApp, user_config
 
+    config = user_config()
     follows = engines if target is None else None
     source = None if is_choice else source_of(opened, engines=follows, at=place)
     if source is not None and record is not None:
         source.record(record)
-    view = KvtopApp(source, engines=follows)
+    view = KvtopApp(source, engines=follows, config=config)
     view.run()
     return EXIT_BUG if view.return_code else 0  # Textual has printed the traceback of what went wrong
 
 
 def _show_both(opened: Opened | None, other: Opened, place: Place | None) -> int:
     _require_terminal()
-    from kvtop.app import KvtopApp
+    from kvtop.app import KvtopApp, user_config
 
-    view = KvtopApp(_start_at(opened, place), other=_start_at(other, place))
+    view = KvtopApp(_start_at(opened, place), other=_start_at(other, place), config=user_config())
     view.run()
     return EXIT_BUG if view.return_code else 0
 
@@ -265,14 +266,15 @@ def _start_at(opened: Opened | None, place: Place | None) -> "Source":
 
 def _show_demo(record: Path | None) -> int:
     _require_terminal()
-    from kvtop.app import KvtopApp
+    from kvtop.app import KvtopApp, user_config
     from kvtop.demo_process import DemoProcess
     from kvtop.sources.live import LiveSource
 
+    config = user_config()
     with DemoProcess() as process:
         source = LiveSource(process.attach(), following=process)
         source.record(record)
-        view = KvtopApp(source)
+        view = KvtopApp(source, config=config)
         view.run()
     return EXIT_BUG if view.return_code else 0
 
