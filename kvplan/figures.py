@@ -22,6 +22,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per block."""
     kv_cache_bytes: int | None
     """Bytes of all blocks in all layers; measured: as really allocated."""
+    weight_bytes: int | None = None
+    """Bytes of the weights in the type that the model runs in; measured: as really held."""
     peak_blocks_in_use: int | None = None
     peak_running: int | None = None
     preemptions: int | None = None

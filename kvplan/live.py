@@ -59,6 +59,7 @@ def run_live(
         debug: Check all invariants after every step.
 
     Raises:
+        CapacityError: The pool does not fit on the device.
         ConfigError: The engine cannot run this model or KV type.
         DeviceError: What runs the model is not there.
         TelemetryError: The recording cannot be made.
@@ -97,7 +98,10 @@ def run_live(
     except CapacityError as caught:
         error = caught
     measured = msgspec.structs.replace(
-        _measured(prepared, engine, driver), kv_cache_bytes=runner.cache_bytes, gpus=gpus.figures()
+        _measured(prepared, engine, driver),
+        kv_cache_bytes=runner.cache_bytes,
+        weight_bytes=runner.weight_bytes,
+        gpus=gpus.figures(),
     )
     return LiveRun(measured=measured, environment=models.environment(), out_of_time=out_of_time, error=error)
 

@@ -7,6 +7,7 @@ from statistics import median
 
 import msgspec
 
+from kvengine.units import format_bytes
 from kvplan.figures import Figures, combined
 from kvplan.groups import PointGroup, group_repeats
 from kvplan.recommend import recommend
@@ -216,6 +217,7 @@ def _notes(points: Sequence[PointResult]) -> list[str]:
         elif point.measured is not None and point.measured.output_tokens != point.planned.output_tokens:
             ended = f"{point.measured.output_tokens:,} of {point.planned.output_tokens:,}"
             notes.append(f"{label}outputs ended early at end-of-sequence tokens: {ended} planned tokens")
+    notes += _memory_notes(points)
     if len({_computed_on(point) for point in points if point.measured is not None}) > 1:
         notes.append("the points were measured on different devices or versions; do not compare their times")
     return notes
@@ -232,6 +234,26 @@ def _facts(points: Sequence[PointResult]) -> str:
     shown = [f"{key} {show_setting(key, settings[key])}" for key in _FACTS if settings.get(key) not in (None, 1)]
     devices = sorted({point.environment["device"] for point in points if "device" in point.environment})
     return "; ".join([*shown, *(f"measured on {device}" for device in devices)])
+
+
+def _memory_notes(points: Sequence[PointResult]) -> list[str]:
+    """What the device really gave, beside what was planned; once where the points have it in common."""
+    notes: dict[tuple[str, str], str] = {}
+    for point in points:
+        planned, measured = point.planned, point.measured
+        if measured is None or measured.weight_bytes is None or measured.kv_cache_bytes is None:
+            continue
+        weights = _planned_and_held(planned.weight_bytes, measured.weight_bytes)
+        pool = _planned_and_held(planned.kv_cache_bytes, measured.kv_cache_bytes)
+        notes.setdefault((weights, pool), point.label)
+    return [
+        f"memory{f' of {label}' if label and len(notes) > 1 else ''}: weights {weights}; blocks {pool}"
+        for (weights, pool), label in notes.items()
+    ]
+
+
+def _planned_and_held(planned: int | None, held: int) -> str:
+    return f"{UNKNOWN if planned is None else format_bytes(planned)} planned, {format_bytes(held)} held"
 
 
 _COMPUTED_ON = ("pagedkv", "device", "torch", "threads", "server")

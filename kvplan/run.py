@@ -6,6 +6,8 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
+
 from kvengine.errors import CapacityError
 from kvplan.drive import Progress
 from kvplan.figures import Figures
@@ -62,8 +64,12 @@ def run_point(
         return _result(
             prepared, requests, planned=simulation.figures, out_of_time=simulation.out_of_time, recording=recording
         )
-    live = run_live(prepared, requests, models=models, recording=recording, progress=progress, debug=debug)
-    planned = _whole(prepared, simulation)
+    weight_bytes = prepared.model.weight_bytes(prepared.config.kv_cache.dtype)
+    planned = msgspec.structs.replace(_whole(prepared, simulation), weight_bytes=weight_bytes)
+    try:
+        live = run_live(prepared, requests, models=models, recording=recording, progress=progress, debug=debug)
+    except CapacityError as error:
+        return _result(prepared, requests, planned=planned, misfit=error)
     return _result(prepared, requests, planned=planned, live=live, out_of_time=live.out_of_time, recording=recording)
 
 

@@ -17,7 +17,7 @@ from kvengine.spec import KVDtype
 from kvengine.tokenizer import LateTokenizer, load_tokenizer
 from kvplan.engine_layout import EngineLayout, decoder_layers, engine_layout, spec_layers
 from kvplan.loading import did_you_mean
-from kvplan.model_spec import ModelSpec, load_model_profile
+from kvplan.model_spec import ModelSpec, load_model, load_model_profile
 from kvplan.profiles import find_profiles, try_find_profile
 from kvplan.run_profile import Device
 from kvplan.workload import Tokenize
@@ -59,6 +59,15 @@ class RunModel:
                 hint="target: simulated, with a model profile",
             )
         return engine_layout(decoder_layers(self.geometry, dtype, block_size), dtype, where=self.name)
+
+    def weight_bytes(self, dtype: KVDtype) -> int | None:
+        """Bytes of all weights in a type, from the make-up of the model; None where its parameters are not known.
+
+        Raises:
+            ConfigError: Its configuration cannot be read.
+        """
+        spec = self.geometry if isinstance(self.geometry, ModelSpec) else load_model(str(self.path))
+        return spec.weights.parameters * dtype.num_bytes if spec.weights is not None else None
 
     def load_tokenize(self) -> Tokenize:
         """Load what turns text into tokens.
@@ -157,10 +166,12 @@ class LiveModels:
 
         Raises:
             ConfigError: The files are broken, or the engine cannot run the model in this KV type.
-            DeviceError: torch is not installed, the device is not there, or the pool does not fit on it.
+            CapacityError: The pool does not fit on the device.
+            DeviceError: torch is not installed, or the device is not there.
         """
         try:
-            from kvengine.torch_runner import TorchRunner, load_model
+            from kvengine.torch_runner import TorchRunner
+            from kvengine.torch_runner import load_model as load_weights
         except ModuleNotFoundError as error:
             message = f"running a model needs {error.name}, which is not installed"
             raise DeviceError(message, hint="pip install 'pagedkv[engine]'") from None
@@ -168,7 +179,7 @@ class LiveModels:
         key = (model.path, config.kv_cache.dtype, device)
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # two models need not fit side by side
-            self._loaded = (key, load_model(model.path, dtype=config.kv_cache.dtype, device=device))
+            self._loaded = (key, load_weights(model.path, dtype=config.kv_cache.dtype, device=device))
         return TorchRunner(self._loaded[1], config)
 
     def environment(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import os
 import re
 import shutil
 import struct
@@ -17,6 +18,15 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
 """[row, column, red green blue]."""
+
+
+QUIET_FLAGS = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic")
+"""A browser that is tested asks nobody outside for anything."""
+
+
+def keeping_to(folder: Path) -> dict[str, str]:
+    """An environment in which the browser leaves files in one folder only."""
+    return {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
 
 
 def find_chromium() -> str | None:
@@ -57,9 +67,10 @@ async def a_page(program: str, url: str, profile: Path) -> AsyncIterator[Page]:
 
     browser = subprocess.Popen(
         [
-            *(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"),
+            *(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", *QUIET_FLAGS),
             *(f"--user-data-dir={profile}", "--window-size=1400,900", "about:blank"),
         ],
+        env=keeping_to(profile),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

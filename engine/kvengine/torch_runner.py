@@ -8,7 +8,8 @@ import torch
 from kvengine.attention.select import DeviceName, select_backend, select_device, torch_dtype
 from kvengine.batch import BatchBuilder
 from kvengine.config import EngineConfig
-from kvengine.errors import ConfigError, DeviceError
+from kvengine.device_memory import held_bytes, is_out_of_memory
+from kvengine.errors import CapacityError, ConfigError, DeviceError
 from kvengine.model_config.decoder import DecoderConfig
 from kvengine.model_config.read import read_config
 from kvengine.models.cache_layout import model_attention
@@ -29,7 +30,7 @@ class TorchRunner:
 
     Raises:
         ConfigError: Geometry or groups are not the model's, or the KV type cannot be used.
-        DeviceError: The pools do not fit.
+        CapacityError: The pools do not fit.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig) -> None:
@@ -60,12 +61,32 @@ class TorchRunner:
         """Bytes really allocated for swapped-out requests; None where there is no room for any."""
         return None if self._host is None else self._host.cache_bytes
 
-    @torch.inference_mode()
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the model's weights really hold."""
+        return held_bytes(self._model)
+
     def execute(self, output: SchedulerOutput) -> Mapping[RequestId, int]:
         """Move and copy blocks, compute the scheduled tokens, and choose the next token of each request due one.
 
         The choice is greedy, in float32; of equal logits the lowest id wins.
+
+        Raises:
+            CapacityError: The device ran out of memory; the engine cannot go on, another one can be made.
         """
+        try:
+            return self._execute(output)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise CapacityError(
+                f"out of memory in a step of {output.num_tokens:,} tokens and {len(output.scheduled):,} requests on"
+                f" {self._model.device.type}: {str(error).splitlines()[0]}",
+                hint="lower max_num_batched_tokens or max_num_seqs, or use fewer blocks",
+            ) from None
+
+    @torch.inference_mode()
+    def _execute(self, output: SchedulerOutput) -> Mapping[RequestId, int]:
         if self._host is not None:
             self._host.swap_out(output.moves_out)
             self._host.swap_in(output.moves_in)
@@ -111,6 +132,7 @@ def load_runner(path: Path, config: EngineConfig, *, device: DeviceName = "auto"
 
     Raises:
         ConfigError: As for `load_model` and `TorchRunner`.
-        DeviceError: As for `load_model` and `TorchRunner`.
+        CapacityError: As for `TorchRunner`.
+        DeviceError: As for `load_model`.
     """
     return TorchRunner(load_model(path, dtype=config.kv_cache.dtype, device=device), config)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,6 +17,7 @@ from kvplan.results import PointResult, ResultsFile
 from kvplan.run import run_point
 from kvplan.run_model import LiveModels
 from kvplan.sweep import run_sweep
+from tests.chromium import QUIET_FLAGS, find_chromium, keeping_to
 from tests.unit.test_sweep import Log
 
 PROFILE = """
@@ -118,14 +118,14 @@ def test_a_heat_map_comes_from_a_recording(tmp_path: Path) -> None:
 
 
 def test_a_browser_draws_every_plot(points: list[PointResult], tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    browser = find_chromium()
     if browser is None:
         pytest.skip("needs chromium, which is not installed")
     file = tmp_path / "report.html"
     file.write_text(html_page(split_series(points), title="report"))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-    flags += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'user'}"]
-    done = subprocess.run([browser, *flags, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=120)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={tmp_path / 'user'}"]
+    command = [browser, *flags, *QUIET_FLAGS, "--dump-dom", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=keeping_to(tmp_path))
 
     captions = re.findall(r"<figcaption>([^<]+)<", done.stdout)
     assert captions[0] == "output tokens a step"

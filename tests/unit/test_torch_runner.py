@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvengine.attention import select
 from kvengine.attention.select import select_backend, select_device
 from kvengine.config import EngineConfig, SchedulerConfig
-from kvengine.errors import ConfigError, DeviceError
+from kvengine.errors import CapacityError, ConfigError, DeviceError
 from kvengine.models.cache_layout import model_attention
 from kvengine.models.decoder import Decoder
 from kvengine.models.weights import open_weights
@@ -132,13 +134,56 @@ def test_a_longer_context_than_the_models_is_refused(tmp_path: Path) -> None:
         TorchRunner(model, replace(config, scheduler=replace(config.scheduler, max_model_len=129)))
 
 
-def test_a_pool_that_memory_cannot_hold_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_pool_that_memory_cannot_hold_is_refused_before_it_is_tried(tmp_path: Path) -> None:
     model = a_model(tmp_path)
     huge = replace(a_config(model), num_blocks=2**45)
-    with pytest.raises(DeviceError) as caught:
+    with pytest.raises(CapacityError) as caught:
         select_backend(huge, model=model_attention(model.config, huge), device=torch.device("cpu"))
-    assert "cannot allocate 35184372088832 blocks (16,384.00 TiB) on cpu" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert re.fullmatch(
+        r"35,184,372,088,832 blocks take 16,384\.00 TiB, and [0-9.]+ [GT]iB are available on cpu", caught.value.message
+    )
+
+
+def test_a_system_that_does_not_say_what_it_has_is_asked_for_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "available_bytes", lambda _: None)
+    model = a_model(tmp_path)
+    huge = replace(a_config(model), num_blocks=2**45)
+    with pytest.raises(CapacityError, match=r"cannot allocate 35,184,372,088,832 blocks \(16,384\.00 TiB\) on cpu: ."):
+        select_backend(huge, model=model_attention(model.config, huge), device=torch.device("cpu"))
+
+
+def test_memory_that_runs_out_in_a_step_is_one_clear_error_and_the_next_engine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = a_model(tmp_path)
+    request = a_request("a", prompt=[1, 2, 3])
+    step = a_step((request, 0, 3, [1]))
+    with monkeypatch.context() as patch:
+        # What torch's own allocator says when it is asked for more than there is.
+        patch.setattr(Decoder, "forward", lambda *_: torch.empty(2**50))
+        with pytest.raises(CapacityError, match=r"out of memory in a step of 3 tokens and 1 requests on cpu: ."):
+            TorchRunner(model, a_config(model)).execute(step)
+
+    assert set(TorchRunner(model, a_config(model)).execute(step)) == {RequestId("a")}
+
+
+def test_an_error_that_is_not_about_memory_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model(tmp_path)
+    monkeypatch.setattr(Decoder, "forward", lambda *_: torch.ones(2, 3) @ torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        TorchRunner(model, a_config(model)).execute(a_step((a_request("a", prompt=[1]), 0, 1, [1])))
+
+
+def test_what_a_runner_says_it_holds_is_what_its_tensors_come_to(tmp_path: Path) -> None:
+    model = a_model(tmp_path)
+    weights = random_llama_weights(a_llama_config())
+    runner = TorchRunner(model, a_config(model))
+
+    # The weights as they were written, and four float32 rotary frequencies, of half a head of 8.
+    assert runner.weight_bytes == sum(values.size * 4 for values in weights.values()) + 4 * 4
+    assert runner.cache_bytes == 10 * a_config(model).kv_cache.block_bytes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

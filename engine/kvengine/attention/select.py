@@ -9,7 +9,8 @@ import torch
 from kvengine.attention.base import AttentionBackend, ModelAttention
 from kvengine.attention.torch_backend import TorchBackend
 from kvengine.config import EngineConfig
-from kvengine.errors import ConfigError, DeviceError
+from kvengine.device_memory import available_bytes
+from kvengine.errors import CapacityError, ConfigError, DeviceError
 from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.units import format_bytes
 
@@ -24,6 +25,9 @@ _TORCH_DTYPES = {
     KVDtype.FLOAT16: torch.float16,
     KVDtype.BFLOAT16: torch.bfloat16,
 }
+
+
+FEWER_BLOCKS = "use fewer blocks: num_blocks or available_kv"
 
 
 class Selection(NamedTuple):
@@ -65,10 +69,11 @@ def select_backend(config: EngineConfig, *, model: ModelAttention, device: torch
 
     Raises:
         ConfigError: The KV type is not supported.
-        DeviceError: The pools do not fit into the device's memory.
+        CapacityError: The pools do not fit into the device's memory.
     """
     spec = config.kv_cache
     dtype = torch_dtype(spec.dtype)
+    _refuse_more_than_there_is(config.num_blocks * spec.block_bytes, config.num_blocks, device)
     obstacle = _obstacle_to_triton(spec, model, device)
     try:
         if obstacle is None:
@@ -79,14 +84,25 @@ def select_backend(config: EngineConfig, *, model: ModelAttention, device: torch
             backend = TorchBackend(spec, config.num_blocks, model=model, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
         size = format_bytes(config.num_blocks * spec.block_bytes)
-        raise DeviceError(
-            f"cannot allocate {config.num_blocks} blocks ({size}) on {device.type}: {str(error).splitlines()[0]}",
-            hint="use fewer blocks",
+        raise CapacityError(
+            f"cannot allocate {config.num_blocks:,} blocks ({size}) on {device.type}: {str(error).splitlines()[0]}",
+            hint=FEWER_BLOCKS,
         ) from None
     if obstacle is not None:
         return Selection(backend, f"gather and SDPA in torch: {obstacle}")
     how = "" if device.type == "cuda" else ", interpreted because TRITON_INTERPRET is set: for tests, and slow"
     return Selection(backend, f"Triton kernels on {device.type}{how}")
+
+
+def _refuse_more_than_there_is(pool_bytes: int, num_blocks: int, device: torch.device) -> None:
+    """Say so before it is tried: a system that hands out memory it does not have kills who uses it later."""
+    available = available_bytes(device)
+    if available is not None and pool_bytes > available:
+        raise CapacityError(
+            f"{num_blocks:,} blocks take {format_bytes(pool_bytes)}, and {format_bytes(available)} are available"
+            f" on {device.type}",
+            hint=FEWER_BLOCKS,
+        )
 
 
 def _obstacle_to_triton(spec: KVCacheSpec, model: ModelAttention, device: torch.device) -> str | None:
