@@ -19,6 +19,9 @@ from kvplan.point_engine import closing, engine_figures, schedule_of, scheduler_
 from kvplan.prepare import PreparedPoint
 from kvplan.requests.spec import RequestSpec
 
+_NEVER_SAMPLED = frozenset({-1})
+"""Outputs run to their full length, but a scheduler that cares is told that they might end before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
@@ -61,7 +64,13 @@ def simulate(
     )
     is_timed = prepared.workload.is_timed
     pace = StepPace(clock, profile.step_s if is_timed else 1.0)
-    driver = Driver(engine, schedule_of(prepared, requests), pace=pace, progress=progress)
+    driver = Driver(
+        engine,
+        schedule_of(prepared, requests),
+        pace=pace,
+        stop_token_ids=_NEVER_SAMPLED if prepared.workload.stop_at_eos else frozenset(),
+        progress=progress,
+    )
     with closing(engine):
         _refuse_misfits(engine, requests)
         driven = driver.run(time_limit=limit_of(profile.time_limit_s, RealClock()))

@@ -296,6 +296,22 @@ def test_more_gpus_hold_fewer_heads_each(tmp_path: Path) -> None:
     assert a_point(tmp_path, *keys, "tensor_parallel: 4").config.kv_cache.token_bytes == 32_768
 
 
+def test_single_tokens_are_given_out_more_freely_where_outputs_may_end_early(tmp_path: Path) -> None:
+    # 20 requests of 10 prompt and 40 output tokens in 399 slots: SGLang sets 51 aside for each that runs to its length.
+    workload = WORKLOAD.replace("requests: 4", "requests: 20").replace("max_tokens: 7", "max_tokens: 40")
+    workload += "arrival_gap_steps: 2\n"
+    figures = {}
+    for name, ends in (("length", ""), ("any", "stop_at_eos: true\n")):
+        prepared = a_point(tmp_path, "num_blocks: 100", "allocator: token_level", workload=workload + ends)
+        figures[name] = simulate(prepared, prepared.requests(), debug=True).figures
+
+    assert figures["length"].preemptions == 0
+    assert figures["length"].peak_running is not None
+    assert figures["any"].peak_running is not None
+    assert figures["any"].peak_running > figures["length"].peak_running
+    assert figures["any"].output_tokens == figures["length"].output_tokens == 20 * 40
+
+
 def waste_by_allocator(sweep: str, *overrides: str) -> dict[str, float]:
     waste: dict[str, float] = {}
     for prepared in prepare(load_sweep(sweep, overrides=overrides)):
