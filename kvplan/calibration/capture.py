@@ -1,19 +1,21 @@
 """From a start-up log as read to a calibration."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import msgspec
+
 from kvengine.errors import ConfigError
 from kvengine.units import GIB, format_bytes
-from kvplan.calibration.record import Calibration, CardSeen, Pool, PrintedPart, Settings
+from kvplan.calibration.log_settings import settings_of, whole
+from kvplan.calibration.record import Calibration, CardSeen, Pool, PrintedPart
 from kvplan.explain.findings import SGLANG, VLLM
 from kvplan.explain.memory import read_memory
-from kvplan.explain.reading import EngineReading
-from kvplan.explain.settings import Setting
+from kvplan.explain.reading import EngineReading, Figure
 from kvplan.gpu_spec import GpuSpec, load_gpu_profile
 from kvplan.kv_layout.rules import Version, parse_version
+from kvplan.loading import decode
 from kvplan.memory_model.start import default_utilization
 from kvplan.profiles import find_profiles
 
@@ -57,9 +59,9 @@ def calibration_of(reading: EngineReading, known: Known, *, log: str, saved: str
         raise _refusal(log, "its KV memory was set by hand and says nothing of what the rest leaves")
     if reading.settings.get("device_config") == "cpu":
         raise _refusal(log, "it ran on a CPU, and calibrations are of cards")
-    if pool.available_gib is None and pool.kv_cache_tokens is None and pool.num_blocks is None:
+    if pool is None:
         raise _refusal(log, "the log prints neither KV memory nor a number of tokens or blocks")
-    return Calibration(
+    made = Calibration(
         schema="kvplan.calibration/1",
         saved=saved,
         log=log,
@@ -70,11 +72,13 @@ def calibration_of(reading: EngineReading, known: Known, *, log: str, saved: str
         gpu=_card(reading, known.gpu, log),
         utilization=_utilization(reading, known, parse_version(version), log),
         max_model_len=_length(reading),
-        settings=_settings(reading),
+        settings=settings_of(reading),
         parts=tuple(_parts(reading)),
         graphs_outside_gib=_graphs_outside(reading),
         pool=pool,
     )
+    # As strict as reading it back: what a damaged log says must not be kept.
+    return decode(msgspec.to_builtins(made), Calibration, source=log)
 
 
 def assumptions_of(reading: EngineReading) -> str:
@@ -151,122 +155,46 @@ def _length(reading: EngineReading) -> int | None:
     if beside is not None:
         return int(beside.value)
     names = ("context_length",) if reading.engine == SGLANG else ("max_model_len", "max_seq_len")
-    return next((length for name in names if (length := _count(reading.settings.get(name)))), None)
+    return next((length for name in names if (length := whole(reading.settings.get(name)))), None)
 
 
-def _settings(reading: EngineReading) -> Settings:
-    said = reading.settings
-    return _sglang_settings(said) if reading.engine == SGLANG else _vllm_settings(said)
-
-
-def _vllm_settings(said: Mapping[str, Setting]) -> Settings:
-    return Settings(
-        tensor_parallel=_count(said.get("tensor_parallel_size")) or 1,
-        pipeline_parallel=_count(said.get("pipeline_parallel_size")) or 1,
-        data_parallel=_count(said.get("data_parallel_size")) or 1,
-        expert_parallel=said.get("enable_expert_parallel") is True,
-        decode_context_parallel=_count(said.get("decode_context_parallel_size")) or 1,
-        dtype=_dtype(said.get("dtype")),
-        quantization=_text(said.get("quantization")),
-        kv_cache_dtype=_kv_dtype(said.get("kv_cache_dtype")),
-        block_size=_count(said.get("block_size")),
-        max_num_seqs=_count(said.get("max_num_seqs")),
-        max_num_batched_tokens=_count(said.get("max_num_batched_tokens")),
-        prefix_caching=_switch(said.get("enable_prefix_caching")),
-        hybrid_kv_cache=False if said.get("disable_hybrid_kv_cache_manager") is True else None,
-        speculative_tokens=_drafted(said.get("speculative_config")),
-        enforce_eager=said.get("enforce_eager") is True,
-        max_loras=(_count(said.get("max_loras")) or 1) if said.get("enable_lora") is True else 0,
-        max_lora_rank=_count(said.get("max_lora_rank")),
-        others=tuple(_vllm_others(said)),
-    )
-
-
-def _vllm_others(said: Mapping[str, Setting]) -> Iterator[str]:
-    """Name what takes or gives memory of the card and no budget knows of."""
-    for name in ("cpu_offload_gb", "prefill_context_parallel_size"):
-        value = said.get(name)
-        if isinstance(value, int | float) and value > (1 if name.startswith("prefill") else 0):
-            yield f"{name}={value:g}"
-    drafts = _text(said.get("speculative_config"))
-    if drafts and not _drafted(drafts):
-        yield f"speculative_config={drafts[:80]}"
-
-
-def _sglang_settings(said: Mapping[str, Setting]) -> Settings:
-    others = [
-        f"{name}={value}"
-        for name in ("cpu_offload_gb", "enable_memory_saver", "enable_dp_attention")
-        if (value := said.get(name))
-    ]
-    disabled = said.get("disable_radix_cache")
-    return Settings(
-        tensor_parallel=_count(said.get("tp_size")) or 1,
-        pipeline_parallel=_count(said.get("pp_size")) or 1,
-        data_parallel=_count(said.get("dp_size")) or 1,
-        expert_parallel=(_count(said.get("ep_size")) or 1) > 1,
-        dtype=_dtype(said.get("dtype")),
-        quantization=_text(said.get("quantization")),
-        kv_cache_dtype=_kv_dtype(said.get("kv_cache_dtype")),
-        block_size=_count(said.get("page_size")),
-        max_num_seqs=_count(said.get("max_running_requests")),
-        max_num_batched_tokens=_count(said.get("chunked_prefill_size")),
-        prefix_caching=not disabled if isinstance(disabled, bool) else None,
-        speculative_tokens=_count(said.get("speculative_num_draft_tokens")) or 0,
-        enforce_eager=said.get("disable_cuda_graph") is True,
-        others=tuple(others),
-    )
-
-
-def _count(value: Setting) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
-
-
-def _switch(value: Setting) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _text(value: Setting) -> str | None:
-    return value if isinstance(value, str) and value not in ("", "auto", "None") else None
-
-
-def _dtype(value: Setting) -> str | None:
-    named = _text(value)
-    return named.removeprefix("torch.") if named else None
-
-
-def _kv_dtype(value: Setting) -> str | None:
-    named = _dtype(value)
-    return {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}.get(named, named) if named else None
-
-
-def _drafted(value: Setting) -> int:
-    """Read the drafted tokens of a model's own draft layers; 0 for another model's, which budgets do not know."""
-    said = str(value or "")
-    method = re.search(r"method['\"]?\s*[=:]\s*['\"]?(\w+)", said)
-    count = re.search(r"num_spec(?:ulative)?_tokens['\"]?\s*[=:]\s*(\d{1,3})\b", said)
-    return int(count[1]) if method and count and method[1].endswith("mtp") else 0
-
-
-def _pool(reading: EngineReading) -> Pool:
-    sizes = ("k_size_gb", "v_size_gb", "kv_size_gb", "conv_state_gb", "ssm_state_gb")
+def _pool(reading: EngineReading) -> Pool | None:
+    """Read the cache of the GPU that decides; None where the log says nothing of it."""
     if reading.engine == SGLANG:
         tokens = reading.smallest("kv_tokens") or reading.smallest("max_total_num_tokens")
-        printed = [figure for name in sizes if (figure := reading.smallest(name)) is not None]
-        total = f"{sum(float(figure.text) for figure in printed):.2f}" if printed else None
-        return Pool(available_gib=total, kv_cache_tokens=_positive(tokens.value if tokens else None))
-    available = reading.smallest("available_kv_gib")
+        return _known_pool(_sglang_memory(reading), None, tokens, None)
     profiled = reading.smallest("num_gpu_blocks_profiled")
     is_overridden = profiled is not None or reading.settings.get("num_gpu_blocks_override") is not None
-    blocks = profiled or (None if is_overridden else reading.smallest("num_gpu_blocks"))
-    tokens = None if is_overridden else reading.smallest("kv_cache_tokens")
-    concurrency = None if is_overridden else reading.smallest("concurrency")
-    return Pool(
-        available_gib=available.text if available else None,
-        num_blocks=_positive(blocks.value if blocks else None),
-        kv_cache_tokens=_positive(tokens.value if tokens else None),
-        concurrency=concurrency.text if concurrency else None,
+    return _known_pool(
+        _text_of(reading.smallest("available_kv_gib")),
+        profiled or (None if is_overridden else reading.smallest("num_gpu_blocks")),
+        None if is_overridden else reading.smallest("kv_cache_tokens"),
+        None if is_overridden else reading.smallest("concurrency"),
     )
+
+
+def _sglang_memory(reading: EngineReading) -> str | None:
+    sizes = ("k_size_gb", "v_size_gb", "kv_size_gb", "conv_state_gb", "ssm_state_gb")
+    printed = [figure for name in sizes if (figure := reading.smallest(name)) is not None]
+    return f"{sum(float(figure.value) for figure in printed):.2f}" if printed else None
+
+
+def _known_pool(
+    memory: str | None, blocks: Figure | None, tokens: Figure | None, concurrency: Figure | None
+) -> Pool | None:
+    num_blocks, num_tokens = (_positive(figure.value if figure else None) for figure in (blocks, tokens))
+    if memory is None and num_blocks is None and num_tokens is None:
+        return None
+    return Pool(
+        available_gib=memory,
+        num_blocks=num_blocks,
+        kv_cache_tokens=num_tokens,
+        concurrency=_text_of(concurrency),
+    )
+
+
+def _text_of(figure: Figure | None) -> str | None:
+    return figure.text if figure else None
 
 
 def _positive(value: float | None) -> int | None:
