@@ -60,7 +60,7 @@ def budget_document(plan: Plan, *, block_sizes: Sequence[int], hints: Sequence[H
             "decode_context": engine.decode_context_parallel,
             "stage": plan.stage,
         },
-        "parts": [_part(part) for part in budget.parts],
+        "parts": [part_record(part) for part in budget.parts],
         "calibration": _calibration(plan),
         "swap_space": _swap_space(plan),
         "available_kv": {
@@ -115,7 +115,8 @@ def _calibration(plan: Plan) -> Document | None:
     return {"file": str(stored.path), "log": calibration.log, "saved": calibration.saved}
 
 
-def _part(part: Part) -> Document:
+def part_record(part: Part) -> Document:
+    """One part of a card: its likely size, its range, and how it is known."""
     amount = part.amount
     return {
         "name": part.name,

@@ -209,6 +209,15 @@ def load_model_profile(profile: Profile) -> ModelSpec:
     return replace(model, hub_id=data.hub_id)
 
 
+def profile_config(profile: Profile) -> dict[str, Any]:
+    """The keys of a `config.json` that a model profile holds.
+
+    Raises:
+        ConfigError: The profile is invalid.
+    """
+    return load_yaml(profile.path, ModelProfile, name=str(profile.path)).config
+
+
 def model_from_folder(
     folder: Path, *, name: str, assume_standard: bool = False, may_lack_files: bool = False
 ) -> ModelSpec:

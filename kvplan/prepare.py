@@ -14,6 +14,7 @@ from typing import Any
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
+from kvplan.budget import MemoryBudget
 from kvplan.capacity import EngineKind, fill_pool
 from kvplan.requests.build import request_specs
 from kvplan.requests.spec import RequestSpec
@@ -34,6 +35,8 @@ class PreparedPoint:
     point: Point
     model: RunModel
     config: EngineConfig
+    budget: MemoryBudget | None
+    """Of the card that sizes the pool; None where its size was given."""
     fingerprint: str
     """Stands for everything that decides the result: settings, workload content, model, version."""
     series: str
@@ -105,14 +108,16 @@ def prepare(points: Sequence[Point]) -> list[PreparedPoint]:
         _prepare(
             point,
             point.workload.content(digest),
-            *model_of(point.profile.model, point.folder, point.profile.target == "engine"),
+            *model_of(
+                point.profile.model, point.folder, point.profile.target == "engine", point.profile.load == "random"
+            ),
         )
         for point in points
     ]
 
 
-def _find_model(name: str, folder: Path, needs_weights: bool) -> tuple[RunModel, str]:
-    model = find_model(name, folder=folder, needs_weights=needs_weights)
+def _find_model(name: str, folder: Path, needs_weights: bool, is_random: bool) -> tuple[RunModel, str]:
+    model = find_model(name, folder=folder, needs_weights=needs_weights, is_random=is_random)
     return model, model.identity()
 
 
@@ -125,10 +130,12 @@ def _prepare(point: Point, workload: dict[str, Any], model: RunModel, model_iden
         "model": model_identity,
         "settings": dict(point.settings),
     }
+    budget = _budget(point, model)
     return PreparedPoint(
         point=point,
         model=model,
-        config=plan_engine(point, model),
+        config=plan_engine(point, model, budget),
+        budget=budget,
         fingerprint=_digest(content),
         series=_digest(_without(content, point.axes)),
         requests_key=_digest([workload, model_identity, point.profile.seed]),
@@ -149,23 +156,52 @@ def _without(content: Mapping[str, Any], axes: Sequence[str]) -> dict[str, Any]:
     return common
 
 
-def plan_engine(point: Point, model: RunModel) -> EngineConfig:
+def _budget(point: Point, model: RunModel) -> MemoryBudget | None:
+    """Divide the card that sizes the pool, if one does.
+
+    Raises:
+        ConfigError: There is no such card, or planning does not understand the model.
+    """
+    if point.profile.gpu is None:
+        return None
+    from kvplan.card_pool import budget_of_card
+
+    return budget_of_card(
+        point.profile,
+        model.plan_spec(),
+        block_size=_block_size(point.profile),
+        max_model_len=_max_model_len(point, model),
+        where=point.where,
+    )
+
+
+def _max_model_len(point: Point, model: RunModel) -> int:
+    most = model.geometry.max_model_len
+    max_model_len = point.profile.max_model_len or most
+    if max_model_len > most:
+        message = f"expected at most the {most} tokens that {model.name} allows, got {max_model_len}"
+        raise ConfigError(message, where=f"{point.where}: max_model_len")
+    return max_model_len
+
+
+def plan_engine(point: Point, model: RunModel, budget: MemoryBudget | None = None) -> EngineConfig:
     """Turn a profile's limits and bytes into the engine's configuration.
+
+    Args:
+        point: The profile.
+        model: Its model.
+        budget: Of the card that sizes the pool; None where the profile says its size.
 
     Raises:
         ConfigError: `max_model_len` is more than the model allows, or the pool has too many blocks to keep book of.
     """
-    profile, most = point.profile, model.geometry.max_model_len
-    max_model_len = profile.max_model_len or most
-    if max_model_len > most:
-        message = f"expected at most the {most} tokens that {model.name} allows, got {max_model_len}"
-        raise ConfigError(message, where=f"{point.where}: max_model_len")
+    profile, max_model_len = point.profile, _max_model_len(point, model)
     block_size = _block_size(profile)
     layout = model.layout(dtype=profile.kv_cache_dtype, block_size=block_size, tensor_parallel=profile.tensor_parallel)
     capacity = fill_pool(
         layout.layout,
         EngineKind.VLLM,
-        available_bytes=profile.available_kv or 0,
+        available_bytes=profile.available_kv or 0 if budget is None else budget.available_kv.size_bytes,
         max_model_len=max_model_len,
         override=_num_blocks(profile, block_size),
     )
@@ -204,7 +240,7 @@ def _block_size(profile: RunProfile) -> int:
 def _num_blocks(profile: RunProfile, block_size: int) -> int | None:
     """Blocks where their number was given: as many as the memory of the profile's own blocks holds."""
     if profile.num_blocks is None:
-        return _UNKNOWN_POOL if profile.available_kv is None else None
+        return _UNKNOWN_POOL if profile.available_kv is None and profile.gpu is None else None
     return profile.num_blocks * profile.block_size // block_size
 
 

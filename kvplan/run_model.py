@@ -11,14 +11,15 @@ from kvengine.block_content import TextOf
 from kvengine.config import EngineConfig
 from kvengine.errors import ConfigError, DeviceError
 from kvengine.model_config.decoder import DecoderConfig
+from kvengine.model_config.huggingface import config_from_mapping
 from kvengine.model_config.read import read_config
 from kvengine.model_files import find_demo_model
 from kvengine.spec import KVDtype
 from kvengine.tokenizer import LateTokenizer, load_tokenizer
 from kvplan.engine_layout import EngineLayout, decoder_layers, engine_layout, spec_layers
 from kvplan.loading import did_you_mean
-from kvplan.model_spec import ModelSpec, load_model, load_model_profile
-from kvplan.profiles import find_profiles, try_find_profile
+from kvplan.model_spec import ModelSpec, load_model, load_model_profile, profile_config
+from kvplan.profiles import Profile, find_profiles, try_find_profile
 from kvplan.run_profile import Device
 from kvplan.workload import Tokenize
 
@@ -43,6 +44,10 @@ class RunModel:
     """Read from the files, or from a model profile."""
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
+    is_random: bool = False
+    """Whether its weights are made by chance."""
+    spec: ModelSpec | None = None
+    """What planning knows of it, where that has been read already."""
 
     def layout(self, *, dtype: KVDtype, block_size: int, tensor_parallel: int) -> EngineLayout:
         """Groups and geometry of the model's KV cache on one GPU.
@@ -66,8 +71,18 @@ class RunModel:
         Raises:
             ConfigError: Its configuration cannot be read.
         """
-        spec = self.geometry if isinstance(self.geometry, ModelSpec) else load_model(str(self.path))
+        spec = self.plan_spec()
         return spec.weights.parameters * dtype.num_bytes if spec.weights is not None else None
+
+    def plan_spec(self) -> ModelSpec:
+        """What planning knows of it.
+
+        Raises:
+            ConfigError: Planning does not understand it.
+        """
+        if isinstance(self.geometry, ModelSpec):
+            return self.geometry
+        return self.spec or load_model(str(self.path))
 
     def load_tokenize(self) -> Tokenize:
         """Load what turns text into tokens.
@@ -90,6 +105,8 @@ class RunModel:
         return LateTokenizer(path) if path is not None else None
 
     def _files(self) -> Path | None:
+        if self.path is not None and self.path.suffix == ".json":
+            return self.path.parent
         return find_demo_model() if self.path is None and self.name == DEMO_MODEL else self.path
 
     def identity(self) -> str:
@@ -120,13 +137,15 @@ def _samples(file: Path) -> Iterator[bytes]:
             yield content.read(_SAMPLE_BYTES)
 
 
-def find_model(name: str, *, folder: Path, needs_weights: bool) -> RunModel:
+def find_model(name: str, *, folder: Path, needs_weights: bool, is_random: bool = False) -> RunModel:
     """Find a model by its name or path.
 
     Args:
-        name: `smollm2-135m`, a folder in Hugging Face form, or a GGUF file; without weights also a model profile.
+        name: `smollm2-135m`, a folder in Hugging Face form, or a GGUF file; without weights of its own also a model
+            profile.
         folder: Where a relative path starts.
         needs_weights: Whether it is to be run, and not simulated only.
+        is_random: Whether it is run with random weights.
 
     Raises:
         ConfigError: There is no such model, or its configuration cannot be used.
@@ -136,12 +155,35 @@ def find_model(name: str, *, folder: Path, needs_weights: bool) -> RunModel:
     if profile is not None and not needs_weights:
         spec = load_model_profile(profile)
         return RunModel(name=name, path=None, geometry=spec, vocab_size=spec.geometry.vocab_size)
+    if profile is not None and is_random:
+        return _random_model(name, profile)
     path = find_demo_model() if name == DEMO_MODEL else folder / name
     if not path.exists():
         raise _no_such_model(name, is_profile=profile is not None)
     config = read_config(path)
     return RunModel(
-        name=name, path=path, geometry=config, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
+        name=name,
+        path=path,
+        geometry=config,
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+        is_random=is_random,
+    )
+
+
+def _random_model(name: str, profile: Profile) -> RunModel:
+    """A model from the configuration that a model profile holds."""
+    spec, values = load_model_profile(profile), profile_config(profile)
+    # Planning needs no epsilon, and profiles leave it out; random weights do not mind.
+    config = config_from_mapping({"rms_norm_eps": 1e-6} | values, where=f"{profile.path}: config")
+    return RunModel(
+        name=name,
+        path=None,
+        geometry=config,
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+        is_random=True,
+        spec=spec,
     )
 
 
@@ -150,7 +192,7 @@ def _no_such_model(name: str, *, is_profile: bool) -> ConfigError:
     if is_profile:
         return ConfigError(
             f"the model profile {name!r} comes without weights; to run a model, name {allowed}",
-            hint="target: simulated runs the scheduler without them",
+            hint="target: simulated runs the scheduler without them, load: random makes them",
         )
     return ConfigError(f"no model {name!r}{did_you_mean(name, [DEMO_MODEL, *find_profiles('models')])}; name {allowed}")
 
@@ -159,7 +201,7 @@ class LiveModels:
     """Makes runners, and keeps the weights that were loaded last, since the points of a sweep mostly share them."""
 
     def __init__(self) -> None:
-        self._loaded: tuple[tuple[Path, KVDtype, Device], Decoder] | None = None
+        self._loaded: tuple[tuple[Path | str, bool, KVDtype, Device], Decoder] | None = None
 
     def runner(self, model: RunModel, config: EngineConfig, device: Device) -> "TorchRunner":
         """Load a model, if it is not the last one, and make its block pool.
@@ -171,15 +213,13 @@ class LiveModels:
         """
         try:
             from kvengine.torch_runner import TorchRunner
-            from kvengine.torch_runner import load_model as load_weights
         except ModuleNotFoundError as error:
             message = f"running a model needs {error.name}, which is not installed"
             raise DeviceError(message, hint="pip install 'pagedkv[engine]'") from None
-        assert model.path is not None, f"{model.name} has no weights to run"
-        key = (model.path, config.kv_cache.dtype, device)
+        key = (model.path or model.name, model.is_random, config.kv_cache.dtype, device)
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # two models need not fit side by side
-            self._loaded = (key, load_weights(model.path, dtype=config.kv_cache.dtype, device=device))
+            self._loaded = (key, _load(model, config.kv_cache.dtype, device))
         return TorchRunner(self._loaded[1], config)
 
     def environment(self) -> dict[str, str]:
@@ -194,3 +234,13 @@ class LiveModels:
             "torch": str(torch.__version__),
             "threads": str(torch.get_num_threads()),
         }
+
+
+def _load(model: RunModel, dtype: KVDtype, device: Device) -> "Decoder":
+    from kvengine.torch_runner import load_model, random_model
+
+    if model.is_random:
+        assert isinstance(model.geometry, DecoderConfig), f"{model.name} is planned only"
+        return random_model(model.geometry, dtype=dtype, device=device)
+    assert model.path is not None, f"{model.name} has no weights to run"
+    return load_model(model.path, dtype=dtype, device=device)

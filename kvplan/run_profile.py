@@ -20,6 +20,7 @@ Setting = str | int | float | bool | None
 Target = Literal["engine", "simulated", "openai"]
 """Where a run happens: our engine with a real model, its scheduler alone without a model, or a server over HTTP."""
 Device = Literal["auto", "cpu", "cuda"]
+Load = Literal["weights", "random"]
 QueueOrderName = Literal["fcfs", "lpm", "dfs-weight"]
 """See `kvengine.radix.queue_order`, which is not loaded to read a profile."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -82,6 +83,9 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     target: Target = "engine"
     model: str = "smollm2-135m"
     """The demo model, a folder in Hugging Face form, or a GGUF file; a simulated run also takes a model profile."""
+    load: Load = "weights"
+    """Where the weights come from: the model's files, or a fixed seed; then `model` may be a model profile, or a
+    `config.json` alone."""
     seed: Seed = 0
     """Decides everything random of the workload."""
     block_size: Count = 16
@@ -96,6 +100,10 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     """Bytes for KV blocks on each GPU, such as `48MiB`."""
     num_blocks: NumBlocks | None = None
     """Blocks in the pool, the null block included; instead of `available_kv`. Other allocators get their memory."""
+    gpu: str | None = None
+    """A card whose budget sizes the pool; instead of `available_kv` and `num_blocks`."""
+    gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """The engine's share of that card; vLLM's default if not given."""
     kv_cache_dtype: KVDtype = KVDtype.FLOAT32
     tensor_parallel: Count = 1
     """GPUs that share the model's heads."""
@@ -191,14 +199,20 @@ def check_profile(profile: RunProfile, workload: Workload | None, *, where: str)
     if (profile.target == "openai") != (profile.server is not None):
         raise ConfigError("target openai and key server go together", where=where)
     _check_allocator(profile, where=where)
-    has_pool = profile.available_kv is not None or profile.num_blocks is not None
-    if profile.target == "openai" and not has_pool:
-        return workload  # its pool is what the server says
-    if (profile.available_kv is None) == (profile.num_blocks is None):
-        given = "neither" if profile.available_kv is None else "both"
-        message = f"expected either available_kv (such as 48MiB) or num_blocks, got {given}"
-        raise ConfigError(message, where=where)
+    _check_pool(profile, where=where)
     return workload
+
+
+def _check_pool(profile: RunProfile, *, where: str) -> None:
+    """Refuse no size of the pool, and several."""
+    if profile.gpu_memory_utilization is not None and profile.gpu is None:
+        raise ConfigError("it is a share of a card, and key gpu names none", where=f"{where}: gpu_memory_utilization")
+    pools = {"available_kv": profile.available_kv, "num_blocks": profile.num_blocks, "gpu": profile.gpu}
+    given = [key for key, value in pools.items() if value is not None]
+    if len(given) == 1 or (not given and profile.target == "openai"):  # a server says what its pool is
+        return
+    said = " and ".join(given) or "none of them"
+    raise ConfigError(f"expected one of available_kv (such as 48MiB), num_blocks and gpu, got {said}", where=where)
 
 
 def _check_allocator(profile: RunProfile, *, where: str) -> None:

@@ -4,7 +4,7 @@ Everything shown stands in the document; only units, shares and bars are made he
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvengine.units import format_bytes
@@ -69,8 +69,7 @@ def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
         yield _calibrated_by(document["calibration"])
     if len(document["parts"]) > 1:
         gpu = document["gpu"]
-        card = f" ({gpu['name']})" if gpu["name"] else ""
-        yield from _titled(f"Memory of one GPU{card}: {format_bytes(gpu['total_bytes'])}", _memory(document))
+        yield from memory_section(document["parts"], gpu["total_bytes"], card=gpu["name"])
     if document["swap_space"]:
         yield _swap_space(document["swap_space"])
     yield from _titled(_pool_title(document), _pool(document))
@@ -131,13 +130,18 @@ def _calibrated_by(calibration: Mapping[str, Any]) -> str:
     return f"calibrated by {calibration['log']}, saved on {calibration['saved']}: {calibration['file']}"
 
 
-def _memory(document: dict[str, Any]) -> "RenderableType":
+def memory_section(parts: Sequence[Mapping[str, Any]], total_bytes: int, *, card: str) -> Iterator["RenderableType"]:
+    """Where the bytes of one GPU go, under a title."""
+    name = f" ({card})" if card else ""
+    yield from _titled(f"Memory of one GPU{name}: {format_bytes(total_bytes)}", _memory(parts, total_bytes))
+
+
+def _memory(parts: Sequence[Mapping[str, Any]], total_bytes: int) -> "RenderableType":
     from rich.text import Text
 
-    total_bytes = document["gpu"]["total_bytes"]
     bar_width = min(max(stdout_width() - 72, 8), 32)
     table = _table("", "", ">", ">", "")
-    for part in document["parts"]:
+    for part in parts:
         name, style = _PARTS[part["name"]]
         share = part["bytes"] / total_bytes
         table.add_row(

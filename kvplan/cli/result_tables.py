@@ -1,6 +1,7 @@
 """Results and plans of runs, drawn on stdout in the form that was asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.measure import Measurement
@@ -8,12 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from kvengine.units import format_bytes
+from kvplan.budget_report import part_record
+from kvplan.cli.budget_table import memory_section
 from kvplan.cli.output import Format, print_csv, print_json, print_rich, stdout_console
 from kvplan.memory_table import memory_table
 from kvplan.report import UNKNOWN, ReportTable, report_document, report_rows, report_table, show_duration
 from kvplan.results import PointResult
 from kvplan.run_profile import show_setting
 from kvplan.time_estimate import PlannedPoint
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _WIDEST = 10_000
 """Columns that no table reaches."""
@@ -33,12 +39,13 @@ def print_plans(plans: Sequence[PlannedPoint], output_format: Format, *, title: 
     """Print what would be run: each point with its pool, what it asks for, and how long it may take."""
     records = [_plan_record(plan) for plan in plans]
     if output_format is Format.JSON:
-        print_json({"schema": "kvplan.points/1", "points": records, "estimate_s": _total_s(plans)})
+        points = [record | _plan_parts(plan) for record, plan in zip(records, plans, strict=True)]
+        print_json({"schema": "kvplan.points/1", "points": points, "estimate_s": _total_s(plans)})
     elif output_format is Format.CSV:
         print_csv(records)
     else:
         print_whole(_plan_table(plans, title))
-        print_rich("", Text(_plan_note(plans), style="dim"))
+        print_rich(*_cards(plans), "", Text(_plan_note(plans), style="dim"))
 
 
 def _print_result_table(points: Sequence[PointResult], title: str) -> None:
@@ -91,6 +98,31 @@ def _plan_record(plan: PlannedPoint) -> dict[str, object]:
         "estimate_s": plan.estimate_s,
         "is_kept": plan.is_kept,
     }
+
+
+def _plan_parts(plan: PlannedPoint) -> dict[str, object]:
+    """What a pool is made of, beside its figures: groups of layers, and the parts of the card that sizes it."""
+    config, budget = plan.prepared.config, plan.prepared.budget
+    layers = config.group_layers or ((),)
+    return {
+        "groups": [
+            {"kind": group.name, "window": getattr(group, "window", None), "layers": len(indices) or None}
+            for group, indices in zip(config.kv_groups, layers, strict=True)
+        ],
+        "parts": None if budget is None else [part_record(part) for part in budget.parts],
+    }
+
+
+def _cards(plans: Sequence[PlannedPoint]) -> Iterator["RenderableType"]:
+    """The parts of each card that sizes a pool; points mostly share one."""
+    budgets = {plan.prepared.budget: plan for plan in plans}
+    for budget, plan in budgets.items():
+        if budget is None:
+            continue
+        card = str(plan.prepared.point.profile.gpu)
+        name = f"{card}; {plan.prepared.point.label}" if len(budgets) > 1 else card
+        yield from memory_section([part_record(part) for part in budget.parts], budget.total_bytes, card=name)
+        yield Text("what is neither weights nor cache is taken from vLLM's memory model, without graphs", style="dim")
 
 
 def _plan_table(plans: Sequence[PlannedPoint], title: str) -> Table:
