@@ -68,7 +68,10 @@ def test_values_can_be_set_from_outside(tmp_path: Path) -> None:
     [
         ("num_blocks: 100\n", "p.yaml: key 'workload' is missing"),
         ("workload: shared-prefix\n", "expected one of available_kv .*, num_blocks and gpu, got none of them"),
-        (RUN + "available_kv: 1GiB\n", "expected one of available_kv .*, num_blocks and gpu, got available_kv and num_blocks"),
+        (
+            RUN + "available_kv: 1GiB\n",
+            "expected one of available_kv .*, num_blocks and gpu, got available_kv and num_blocks",
+        ),
         (RUN + "block_size: 0\n", r"p.yaml: block_size: expected a whole number >= 1, got 0 \(line 3\)"),
         (RUN + "blok_size: 8\n", r"unknown key 'blok_size'; did you mean 'block_size'\? \(line 3\)"),
         ("workload: shared-prefix\nnum_blocks: -5\n", "num_blocks: expected a whole number >= 2 or nothing, got -5"),
@@ -94,7 +97,10 @@ def test_a_run_profile_that_makes_no_sense_is_refused_by_key(tmp_path: Path, tex
         ("{block_size: [8, 16, 16k]}", r"grid.block_size\[2\]: expected a whole number >= 1, got '16k' \(line 2\)"),
         ("{block_size: [8, 16, 8]}", r"grid.block_size\[2\]: 8 is listed twice"),
         ("{blok_size: [8]}", "unknown key 'blok_size' under grid; did you mean 'block_size'?"),
-        ("{available_kv: [1GiB]}", "expected one of available_kv .*, num_blocks and gpu, got available_kv and num_blocks"),
+        (
+            "{available_kv: [1GiB]}",
+            "expected one of available_kv .*, num_blocks and gpu, got available_kv and num_blocks",
+        ),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused_by_key(tmp_path: Path, grid: str, message: str) -> None:
