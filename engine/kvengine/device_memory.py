@@ -32,10 +32,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def held_bytes(model: object) -> int:
     """Bytes of all tensors that an object holds, itself or in its parts; memory that several share counts once."""
-    storages = {
-        storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in _tensors(model, set()))
-    }
-    return sum(storages.values())
+    return sum(dict(_place_and_bytes(tensor) for tensor in _tensors(model, set())).values())
+
+
+def _place_and_bytes(tensor: Tensor) -> tuple[int, int]:
+    if tensor.is_mkldnn:  # in an order of oneDNN's own, padded as it likes, and never shared
+        return id(tensor), int(torch.ops.mkldnn._nbytes(tensor))
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
 
 
 def _tensors(value: object, seen: set[int]) -> Iterator[Tensor]:

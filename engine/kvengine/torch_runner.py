@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
-from kvengine.attention.select import DeviceName, select_backend, select_device, torch_dtype
+from kvengine.attention.select import BackendName, DeviceName, compute_dtype, select_backend, select_device, torch_dtype
 from kvengine.batch import BatchBuilder
+from kvengine.calibration import calibrated_scales
 from kvengine.config import EngineConfig
 from kvengine.device_memory import held_bytes, is_out_of_memory
 from kvengine.errors import CapacityError, ConfigError, DeviceError
@@ -26,24 +27,33 @@ class TorchRunner:
 
     Args:
         model: The weights; several runners may share them.
-        config: Sizes the pools; its geometry, groups and KV type must be the model's.
+        config: Sizes the pools; its geometry and groups must be the model's, and its KV type the model's or fp8.
+        backend: What attends; `auto` takes the fastest that can be used.
 
     Raises:
         ConfigError: Geometry or groups are not the model's, or the KV type cannot be used.
         CapacityError: The pools do not fit.
     """
 
-    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+    def __init__(self, model: Decoder, config: EngineConfig, *, backend: BackendName = "auto") -> None:
         spec = config.kv_cache
         attention = model_attention(model.config, config)
-        if torch_dtype(spec.dtype) != model.dtype:
-            raise ConfigError(f"the KV cache is kept in the model's type {model.dtype}, not in {spec.dtype}")
+        is_fp8 = spec.dtype is KVDtype.FP8
+        if not is_fp8 and torch_dtype(spec.dtype) != model.dtype:
+            raise ConfigError(f"the KV cache is kept in the model's type {model.dtype} or in fp8, not in {spec.dtype}")
         if config.scheduler.max_model_len > model.config.max_model_len:
             message = f"max_model_len {config.scheduler.max_model_len} is more than the model's"
             raise ConfigError(f"{message} {model.config.max_model_len}")
         self._model = model
         self._builder = BatchBuilder(config, model.device)
-        self._attention, self.backend_reason = select_backend(config, model=attention, device=model.device)
+        self._attention, self.backend_reason = select_backend(
+            config,
+            model=attention,
+            dtype=model.dtype,
+            device=model.device,
+            name=backend,
+            scales=calibrated_scales(model, attention) if is_fp8 else None,
+        )
         self._host = self._attention.host_cache(config.num_host_blocks) if config.num_host_blocks else None
 
     @property
@@ -109,7 +119,7 @@ def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> De
     """
     config = read_config(path)
     source = open_weights(path, config)
-    return Decoder(config, source, dtype=torch_dtype(dtype), device=select_device(device))
+    return Decoder(config, source, dtype=compute_dtype(dtype), device=select_device(device))
 
 
 def random_model(config: DecoderConfig, *, dtype: KVDtype, device: DeviceName = "auto", seed: int = 0) -> Decoder:
@@ -119,7 +129,7 @@ def random_model(config: DecoderConfig, *, dtype: KVDtype, device: DeviceName = 
         ConfigError: The engine cannot compute in this type.
         DeviceError: There is no such device, or the weights do not fit on it.
     """
-    target, torch_type = select_device(device), torch_dtype(dtype)
+    target, torch_type = select_device(device), compute_dtype(dtype)
     source = RandomWeights(dtype=torch_type, device=target, seed=seed, norm_weight=1.0 - config.norm_offset)
     try:
         return Decoder(config, source, dtype=torch_type, device=target)

@@ -9,6 +9,7 @@ import torch
 
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.select import make_scheduler
+from kvengine.attention.select import BackendName
 from kvengine.attention.torch_backend import TorchBackend
 from kvengine.batch import BatchBuilder
 from kvengine.config import EngineConfig, SchedulerConfig
@@ -138,13 +139,16 @@ def test_no_allocator_changes_a_token(
 
 
 @pytest.mark.parametrize("block_size", [1, 8])
-def test_what_an_earlier_request_left_in_a_block_reaches_nobody(block_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_what_an_earlier_request_left_in_a_block_reaches_nobody(
+    block_size: int, backend: BackendName, tmp_path: Path
+) -> None:
     model = load(tmp_path, a_llama_config())
     config = engine_config(model, block_size=block_size, budget=7)
     undisturbed = generate(model, config)
-    runner = TorchRunner(model, config)
-    for pool in runner._attention._pools:
-        pool[:, 1:] = float("nan")  # all but the null block, as after a request whose numbers overflowed
+    runner = TorchRunner(model, config, backend=backend)
+    for page in runner._attention._pools.pages:
+        page[:, 1:] = float("nan")  # all but the null block, as after a request whose numbers overflowed
 
     after_overflow = generate(model, config, runner=runner)
 

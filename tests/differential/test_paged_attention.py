@@ -1,11 +1,17 @@
-"""Paged attention, the references and the torch backend, against contiguous attention written out in full."""
+"""Paged attention, the references and the backends of a CPU, against contiguous attention written out in full."""
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kvengine.attention.base import ModelAttention
+from kvengine.attention.base import AttentionBackend, ModelAttention
+from kvengine.attention.native_backend import NativeBackend
+from kvengine.attention.pools import KVScales
 from kvengine.attention.torch_backend import TorchBackend
+from kvengine.native.kernels import COMPUTE_TYPES, native_kernels
 from kvkernels import reference
 from tests.differential.backend_steps import a_spec, attend_step, fill_cache
 from tests.differential.paged_case import PagedCase, a_paged_case, plain_attention
@@ -88,11 +94,41 @@ def test_reference_gives_zeros_for_padding_rows_and_padding_tokens() -> None:
     assert decoded[0].abs().max() > 0
 
 
+class Making:
+    """Makes one kind of backend, and says which types it computes in."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def backend(self, case: PagedCase, *, num_layers: int = 1, **options: Any) -> AttentionBackend:
+        spec = a_spec(case, num_layers=num_layers)
+        model = ModelAttention.plain(spec, num_heads=case.q.shape[1])
+        common: dict[str, Any] = {"model": model, "dtype": case.q.dtype, **options}
+        if self.name == "torch":
+            return TorchBackend(spec, len(case.k_cache), device=torch.device("cpu"), **common)
+        kernels = native_kernels()
+        if isinstance(kernels, str):
+            pytest.skip(kernels)
+        if case.q.dtype not in COMPUTE_TYPES:
+            pytest.skip(f"the kernels do not compute in {case.q.dtype}")
+        return NativeBackend(kernels, spec, len(case.k_cache), **common)
+
+    def run(self, case: PagedCase, num_decodes: int) -> Tensor:
+        backend = self.backend(case)
+        fill_cache(backend, case)
+        return attend_step(backend, case, num_decodes=num_decodes)
+
+
+@pytest.fixture(params=["torch", "native"])
+def making(request: pytest.FixtureRequest) -> Making:
+    return Making(request.param)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("block_size", [1, 4, 16, 64])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 1), (4, 4), (8, 2)])
-def test_torch_backend_equals_contiguous_attention_for_a_mixed_step(
-    block_size: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
+def test_a_backend_equals_contiguous_attention_for_a_mixed_step(
+    making: Making, block_size: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype
 ) -> None:
     lengths = [(length, 1) for length in DECODES] + [chunk for chunk in CHUNKS if chunk[1] > 1]
     case = a_paged_case(
@@ -104,50 +140,50 @@ def test_torch_backend_equals_contiguous_attention_for_a_mixed_step(
         dtype=dtype,
     )
 
-    out = run_backend(case, num_decodes=len(DECODES))
+    out = making.run(case, num_decodes=len(DECODES))
 
     assert_close(out, plain_attention(case, scale=SCALE), dtype)
 
 
 @pytest.mark.parametrize("num_decodes", [0, 3])
-def test_torch_backend_takes_steps_of_one_kind(num_decodes: int) -> None:
+def test_a_backend_takes_steps_of_one_kind(making: Making, num_decodes: int) -> None:
     query_lens = [1, 1, 1] if num_decodes else [4, 2, 9]
-    case = a_paged_case(context_lens=[4, 30, 9], query_lens=query_lens, block_size=4)
+    case = a_paged_case(context_lens=[4, 30, 9], query_lens=query_lens, block_size=4, dtype=torch.float32)
 
-    assert_close(run_backend(case, num_decodes), plain_attention(case, scale=SCALE), torch.float64)
+    assert_close(making.run(case, num_decodes), plain_attention(case, scale=SCALE), torch.float32)
 
 
-def test_torch_backend_splits_decodes_of_very_different_lengths_without_mixing_them_up() -> None:
+def test_a_backend_splits_decodes_of_very_different_lengths_without_mixing_them_up(making: Making) -> None:
     # 700 and 3 cannot share a group (at most twice as long, plus 64), and their order in the batch is not by length.
-    case = a_paged_case(context_lens=[700, 3, 650, 5, 200], query_lens=[1] * 5, block_size=4)
+    case = a_paged_case(context_lens=[700, 3, 650, 5, 200], query_lens=[1] * 5, block_size=4, dtype=torch.float32)
 
-    assert_close(run_backend(case, num_decodes=5), plain_attention(case, scale=SCALE), torch.float64)
+    assert_close(making.run(case, num_decodes=5), plain_attention(case, scale=SCALE), torch.float32)
 
 
-def test_torch_backend_attends_a_chunk_longer_than_its_query_tile() -> None:
+def test_a_backend_attends_a_chunk_longer_than_its_query_tile(making: Making) -> None:
     # 1,100 queries are three tiles of at most 512; 60 tokens came before.
     case = a_paged_case(
         context_lens=[1160], query_lens=[1100], block_size=16, num_heads=1, dtype=torch.float32, head_dim=24
     )
     expected = reference.causal_attention(case.q.double(), case.k[0].double(), case.v[0].double(), scale=SCALE)
 
-    assert_close(run_backend(case, num_decodes=0), expected, torch.float32)
+    assert_close(making.run(case, num_decodes=0), expected, torch.float32)
 
 
-def test_torch_backend_workspace_serves_a_longer_step_after_a_shorter_one() -> None:
-    short = a_paged_case(context_lens=[3], query_lens=[1], block_size=4)
-    long = a_paged_case(context_lens=[90, 80], query_lens=[1, 1], block_size=4, seed=1)
-    backend = a_backend(long)
+def test_a_backend_workspace_serves_a_longer_step_after_a_shorter_one(making: Making) -> None:
+    short = a_paged_case(context_lens=[3], query_lens=[1], block_size=4, dtype=torch.float32)
+    long = a_paged_case(context_lens=[90, 80], query_lens=[1, 1], block_size=4, seed=1, dtype=torch.float32)
+    backend = making.backend(long)
 
     for case in (long, short, long):
         fill_cache(backend, case)
         out = attend_step(backend, case, num_decodes=len(case.query_lens))
-        assert_close(out, plain_attention(case, scale=SCALE), torch.float64)
+        assert_close(out, plain_attention(case, scale=SCALE), torch.float32)
 
 
-def test_torch_backend_copies_blocks_in_every_layer_for_keys_and_values() -> None:
-    case = a_paged_case(context_lens=[8], query_lens=[1], block_size=4)
-    backend = a_backend(case, num_layers=2)
+def test_a_backend_copies_blocks_in_every_layer_for_keys_and_values(making: Making) -> None:
+    case = a_paged_case(context_lens=[8], query_lens=[1], block_size=4, dtype=torch.float32)
+    backend = making.backend(case, num_layers=2)
     fill_cache(backend, case, num_layers=2)
     first, second = case.block_tables[0, :2].tolist()
     free = next(block for block in range(1, len(case.k_cache)) if block not in (first, second))
@@ -157,13 +193,56 @@ def test_torch_backend_copies_blocks_in_every_layer_for_keys_and_values() -> Non
 
     for layer in range(2):
         out = attend_step(backend, case, num_decodes=1, layer=layer)
-        assert_close(out, plain_attention(case, scale=SCALE), torch.float64)
+        assert_close(out, plain_attention(case, scale=SCALE), torch.float32)
 
 
-def test_reported_cache_bytes_are_what_the_geometry_says() -> None:
+def test_reported_cache_bytes_are_what_the_geometry_says(making: Making) -> None:
     case = a_paged_case(context_lens=[8], query_lens=[1], block_size=4, dtype=torch.float32)
     # Blocks: 2 used and 3 more; 2 layers, K and V, 4 tokens, 1 head of 24, 4 bytes.
-    assert a_backend(case, num_layers=2).cache_bytes == 5 * 2 * 2 * 4 * 1 * 24 * 4
+    assert making.backend(case, num_layers=2).cache_bytes == 5 * 2 * 2 * 4 * 1 * 24 * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("num_kv_heads", [1, 3])
+def test_a_cache_in_eight_bits_is_attended_to_as_what_it_keeps(
+    making: Making, num_kv_heads: int, dtype: torch.dtype
+) -> None:
+    lengths = [(length, 1) for length in DECODES] + [chunk for chunk in CHUNKS if chunk[1] > 1]
+    case = a_paged_case(
+        context_lens=[context for context, _ in lengths],
+        query_lens=[queries for _, queries in lengths],
+        block_size=4,
+        num_heads=6,
+        num_kv_heads=num_kv_heads,
+        dtype=dtype,
+    )
+    k_scale, v_scale = torch.tensor([0.5, 2.0, 1.0])[:num_kv_heads], torch.tensor([4.0, 0.25, 1.0])[:num_kv_heads]
+    backend = making.backend(case, cache_dtype=torch.float8_e4m3fn, scales=[KVScales(k_scale, v_scale)])
+    assert backend.cache_bytes == 2 * case.k_cache.numel()  # one byte an element, keys and values
+    fill_cache(backend, case)
+
+    out = attend_step(backend, case, num_decodes=len(DECODES))
+
+    kept = replace(
+        case,
+        k=[reference.quantise(k, k_scale, torch.float8_e4m3fn).float() * k_scale[:, None] for k in case.k],
+        v=[reference.quantise(v, v_scale, torch.float8_e4m3fn).float() * v_scale[:, None] for v in case.v],
+    )
+    assert_close(out, plain_attention(kept, scale=SCALE), dtype)
+
+
+def test_copied_blocks_in_eight_bits_are_the_same_bits(making: Making) -> None:
+    case = a_paged_case(context_lens=[8], query_lens=[1], block_size=4, dtype=torch.float32)
+    backend = making.backend(case, cache_dtype=torch.float8_e4m3fn)
+    fill_cache(backend, case)
+    before = attend_step(backend, case, num_decodes=1)
+    second = int(case.block_tables[0, 1])
+    free = next(block for block in range(1, len(case.k_cache)) if block not in case.block_tables[0, :2].tolist())
+
+    backend.copy_blocks([(second, free)])
+    case.block_tables[0, 1] = free
+
+    assert torch.equal(attend_step(backend, case, num_decodes=1), before)
 
 
 def test_dependent_block_copies_are_refused() -> None:
@@ -193,20 +272,3 @@ def a_chunked_case(block_size: int, dtype: torch.dtype) -> PagedCase:
 def assert_close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert torch.isfinite(out).all()
     torch.testing.assert_close(out.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
-
-
-def a_backend(case: PagedCase, *, num_layers: int = 1) -> TorchBackend:
-    spec = a_spec(case, num_layers=num_layers)
-    return TorchBackend(
-        spec,
-        len(case.k_cache),
-        model=ModelAttention.plain(spec, num_heads=case.q.shape[1]),
-        dtype=case.q.dtype,
-        device=torch.device("cpu"),
-    )
-
-
-def run_backend(case: PagedCase, num_decodes: int) -> Tensor:
-    backend = a_backend(case)
-    fill_cache(backend, case)
-    return attend_step(backend, case, num_decodes=num_decodes)

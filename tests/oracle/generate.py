@@ -15,6 +15,7 @@ from typing import Any
 
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.select import make_scheduler
+from kvengine.attention.select import BackendName
 from kvengine.config import EngineConfig, PreemptionMode, SchedulerConfig
 from kvengine.errors import KVError
 from kvengine.model_files import find_demo_model
@@ -58,6 +59,7 @@ class Configuration:
     """With 2, the prompts come a second time once all are done, so that their prefixes hit."""
     allocator: AllocatorKind = AllocatorKind.PAGED
     max_model_len: int = _AMPLE_TOKENS
+    backend: BackendName = "auto"
     min_preemptions: int = 0
     min_hit_tokens: int = 0
     host_tokens: int = 0
@@ -123,6 +125,9 @@ CONFIGURATIONS = (
         min_hit_tokens=624,
     ),
     Configuration(name="radix tree, small pool", block_size=16, pool_tokens=560, allocator=AllocatorKind.TOKEN_LEVEL),
+    # What is left where nothing can be compiled.
+    Configuration(name="torch backend", block_size=16, token_budget=64, backend="torch"),
+    Configuration(name="torch backend, small pool", block_size=8, pool_tokens=512, min_preemptions=1, backend="torch"),
     Configuration(name="bfloat16", block_size=16, token_budget=64, dtype=KVDtype.BFLOAT16),
 )
 
@@ -179,7 +184,7 @@ class _Run:
         config = configuration.engine_config(model)
         self._group_size = configuration.group_size
         self._scheduler = make_scheduler(config, configuration.allocator)
-        self._runner = TorchRunner(model, config)
+        self._runner = TorchRunner(model, config, backend=configuration.backend)
         self.num_preemptions = 0
         self.num_hit_tokens = 0
         self.num_swapped_tokens = 0

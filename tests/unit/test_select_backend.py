@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from kvengine.attention.base import ModelAttention
-from kvengine.attention.select import Selection, select_backend
+from kvengine.attention.select import BackendName, Selection, select_backend
 from kvengine.config import EngineConfig
-from kvengine.errors import ConfigError
+from kvengine.errors import ConfigError, DeviceError
+from kvengine.native.kernels import native_kernels
 from kvengine.spec import KVDtype
 from tests.builders import an_engine_config
 
@@ -21,16 +22,60 @@ def a_config(*, dtype: KVDtype = KVDtype.FLOAT32, head_dim: int = 8) -> EngineCo
     return replace(config, kv_cache=spec)
 
 
-def select(config: EngineConfig, *, softcap: float | None = None) -> Selection:
+def select(
+    config: EngineConfig,
+    *,
+    softcap: float | None = None,
+    dtype: torch.dtype = torch.float32,
+    name: BackendName = "auto",
+) -> Selection:
     model = replace(ModelAttention.plain(config.kv_cache, num_heads=2), softcap=softcap)
-    return select_backend(config, model=model, device=CPU)
+    return select_backend(config, model=model, dtype=dtype, device=CPU, name=name)
 
 
-def test_a_cpu_attends_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvengine.attention.select.native_kernels", lambda: "no C++ compiler")
+
+
+@pytest.mark.skipif(isinstance(native_kernels(), str), reason=f"no native kernels: {native_kernels()}")
+def test_a_cpu_attends_with_the_kernels_that_were_compiled_for_it() -> None:
+    chosen = select(a_config())
+    assert chosen.backend.name == "native"
+    assert chosen.reason == "kernels compiled for this processor"
+
+
+def test_without_a_compiler_torch_attends_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
     chosen = select(a_config())
     assert chosen.backend.name == "torch"
-    assert chosen.reason == "gather and SDPA in torch: the one backend that runs on cpu"
+    assert chosen.reason == "gather and SDPA in torch: no C++ compiler"
+
+
+def test_a_type_that_the_kernels_do_not_compute_in_goes_to_torch() -> None:
+    chosen = select(a_config(), dtype=torch.float64)
+    assert chosen.backend.name == "torch"
+    assert chosen.reason.endswith("the native kernels do not compute in torch.float64")
+
+
+def test_a_backend_that_was_asked_for_is_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert select(a_config(), name="torch").reason == "gather and SDPA in torch"
+    without_kernels(monkeypatch)
+    for name, why in (("native", "no C\\+\\+ compiler"), ("triton", "do not run on cpu")):
+        with pytest.raises(DeviceError, match=f"the {name} backend cannot be used: .*{why}"):
+            select(a_config(), name=name)
+
+
+def test_eight_bits_are_kept_by_what_attends_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = a_config(dtype=KVDtype.FP8)
+    # 1 byte an element: a block of the spec is what is allocated.
+    assert select(config).backend.cache_bytes == config.num_blocks * config.kv_cache.block_bytes
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert select(config).reason.endswith("the kernels do not keep K/V in fp8")
 
 
 def test_the_interpreter_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,10 +94,10 @@ def test_bfloat16_is_not_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == "use float32 or float16, or unset TRITON_INTERPRET"
 
 
-def test_heads_that_the_kernels_do_not_take_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_triton_kernels_do_not_take_falls_back_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     chosen = select(a_config(head_dim=512))
-    assert chosen.backend.name == "torch"
+    assert chosen.backend.name != "triton"
     assert chosen.reason.endswith("heads of 512 are more than the 256 that the kernels take")
 
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from kvengine.attention import select
-from kvengine.attention.select import select_backend, select_device
+from kvengine.attention.select import BackendName, select_backend, select_device
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import CapacityError, ConfigError, DeviceError
 from kvengine.models.cache_layout import model_attention
 from kvengine.models.decoder import Decoder
 from kvengine.models.weights import open_weights
+from kvengine.native.kernels import native_kernels
 from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
 from kvengine.spec import KVDtype
@@ -108,8 +109,34 @@ def test_the_pool_is_as_large_as_the_geometry_says(tmp_path: Path) -> None:
 def test_a_runner_says_which_backend_it_uses_and_why(tmp_path: Path) -> None:
     model = a_model(tmp_path)
     runner = TorchRunner(model, a_config(model))
-    assert runner.backend_name == "torch"
-    assert "cpu" in runner.backend_reason
+    assert (runner.backend_name, runner.backend_reason) in (
+        ("native", "kernels compiled for this processor"),
+        ("torch", f"gather and SDPA in torch: {native_kernels()}"),
+    )
+    assert TorchRunner(model, a_config(model), backend="torch").backend_name == "torch"
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_a_cache_in_eight_bits_takes_a_quarter_and_chooses_nearly_the_same(
+    backend: BackendName, tmp_path: Path
+) -> None:
+    if backend == "native" and isinstance(native_kernels(), str):
+        pytest.skip(str(native_kernels()))
+    model = a_model(tmp_path)
+    wide, narrow = a_config(model), a_config(model, dtype=KVDtype.FP8)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+
+    runner = TorchRunner(model, narrow, backend=backend)
+    logits = {}
+    for config, one in ((wide, TorchRunner(model, wide)), (narrow, runner)):
+        batch = one._builder.build(a_step((a_request("a", prompt=prompt), 0, 8, [1, 2])))
+        one._attention.plan(batch)
+        logits[config] = model.forward(batch, one._attention)
+
+    assert runner.cache_bytes == 5120 // 4 == narrow.num_blocks * narrow.kv_cache.block_bytes
+    difference = (logits[wide] - logits[narrow]).abs().max()
+    # Three bits behind the first: each value is off by up to one part in 16, the logits, near 5, by less.
+    assert 0 < difference < 0.5
 
 
 def test_another_models_geometry_is_refused(tmp_path: Path) -> None:
@@ -121,9 +148,7 @@ def test_another_models_geometry_is_refused(tmp_path: Path) -> None:
 
 def test_a_cache_type_that_the_engine_cannot_keep_is_refused(tmp_path: Path) -> None:
     model = a_model(tmp_path)
-    with pytest.raises(ConfigError, match="float32, float16, bfloat16 are supported"):
-        TorchRunner(model, a_config(model, dtype=KVDtype.FP8))
-    with pytest.raises(ConfigError, match="is kept in the model's type"):
+    with pytest.raises(ConfigError, match=r"is kept in the model's type torch\.float32 or in fp8, not in bfloat16"):
         TorchRunner(model, a_config(model, dtype=KVDtype.BFLOAT16))
 
 
@@ -138,7 +163,7 @@ def test_a_pool_that_memory_cannot_hold_is_refused_before_it_is_tried(tmp_path: 
     model = a_model(tmp_path)
     huge = replace(a_config(model), num_blocks=2**45)
     with pytest.raises(CapacityError) as caught:
-        select_backend(huge, model=model_attention(model.config, huge), device=torch.device("cpu"))
+        select_backend(huge, model=model_attention(model.config, huge), dtype=model.dtype, device=torch.device("cpu"))
     assert re.fullmatch(
         r"35,184,372,088,832 blocks take 16,384\.00 TiB, and [0-9.]+ [GT]iB are available on cpu", caught.value.message
     )
@@ -151,7 +176,7 @@ def test_a_system_that_does_not_say_what_it_has_is_asked_for_the_pool(
     model = a_model(tmp_path)
     huge = replace(a_config(model), num_blocks=2**45)
     with pytest.raises(CapacityError, match=r"cannot allocate 35,184,372,088,832 blocks \(16,384\.00 TiB\) on cpu: ."):
-        select_backend(huge, model=model_attention(model.config, huge), device=torch.device("cpu"))
+        select_backend(huge, model=model_attention(model.config, huge), dtype=model.dtype, device=torch.device("cpu"))
 
 
 def test_memory_that_runs_out_in_a_step_is_one_clear_error_and_the_next_engine_runs(
@@ -177,8 +202,11 @@ def test_an_error_that_is_not_about_memory_stays_what_it_is(tmp_path: Path, monk
 
 
 def test_what_a_runner_says_it_holds_is_what_its_tensors_come_to(tmp_path: Path) -> None:
-    model = a_model(tmp_path)
-    weights = random_llama_weights(a_llama_config())
+    # Multiples of 64, which oneDNN does not pad.
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8}
+    config = a_llama_config(vocab_size=64, **sizes)
+    weights = random_llama_weights(config)
+    model = load_model(save_llama(tmp_path, config, weights), dtype=KVDtype.FLOAT32, device="cpu")
     runner = TorchRunner(model, a_config(model))
 
     # The weights as they were written, and four float32 rotary frequencies, of half a head of 8.

@@ -2,19 +2,24 @@
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 
 from kvengine.attention.base import AttentionBackend, ModelAttention
+from kvengine.attention.native_backend import NativeBackend, obstacle_to_native
+from kvengine.attention.pools import KVScales
 from kvengine.attention.torch_backend import TorchBackend
 from kvengine.config import EngineConfig
 from kvengine.device_memory import available_bytes
 from kvengine.errors import CapacityError, ConfigError, DeviceError
+from kvengine.native.kernels import native_kernels
 from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.units import format_bytes
 
 DeviceName = Literal["auto", "cpu", "cuda"]
+BackendName = Literal["auto", "torch", "native", "triton"]
 
 _FIRST_CAPABILITY = (8, 0)
 """Of a GPU; older ones have no bfloat16 and no asynchronous copies."""
@@ -24,6 +29,7 @@ _TORCH_DTYPES = {
     KVDtype.FLOAT32: torch.float32,
     KVDtype.FLOAT16: torch.float16,
     KVDtype.BFLOAT16: torch.bfloat16,
+    KVDtype.FP8: torch.float8_e4m3fn,
 }
 
 
@@ -51,47 +57,104 @@ def select_device(name: DeviceName) -> torch.device:
 
 
 def torch_dtype(dtype: KVDtype) -> torch.dtype:
-    """Give torch's name of a KV type.
-
-    Raises:
-        ConfigError: The engine cannot keep K/V in this type.
-    """
-    if dtype not in _TORCH_DTYPES:
-        known = ", ".join(_TORCH_DTYPES)
-        raise ConfigError(f"the engine cannot run with a KV cache in {dtype}; {known} are supported")
+    """Give torch's name of a type."""
     return _TORCH_DTYPES[dtype]
 
 
-def select_backend(config: EngineConfig, *, model: ModelAttention, device: torch.device) -> Selection:
-    """Allocate the pools of all layers on a device, and choose what attends over them.
-
-    On a GPU the Triton kernels; on the CPU torch, unless `TRITON_INTERPRET=1` asks for the kernels to be interpreted.
+def compute_dtype(dtype: KVDtype) -> torch.dtype:
+    """Give torch's name of a type to compute in.
 
     Raises:
-        ConfigError: The KV type is not supported.
+        ConfigError: It is for keeping K/V only.
+    """
+    if dtype is KVDtype.FP8:
+        raise ConfigError("the engine keeps K/V in fp8, and computes in float32, float16 or bfloat16")
+    return torch_dtype(dtype)
+
+
+def select_backend(
+    config: EngineConfig,
+    *,
+    model: ModelAttention,
+    dtype: torch.dtype,
+    device: torch.device,
+    name: BackendName = "auto",
+    scales: Sequence[KVScales] | None = None,
+) -> Selection:
+    """Allocate the pools of all layers on a device, and choose what attends over them.
+
+    On a GPU the Triton kernels, on the CPU the native ones, else torch. `TRITON_INTERPRET=1` takes the Triton kernels
+    on the CPU too, interpreted.
+
+    Args:
+        config: Geometry and number of the blocks.
+        model: What the model asks of attention.
+        dtype: Type of q, k and v.
+        device: Where the pools are allocated.
+        name: The backend; `auto` takes the fastest that can be used.
+        scales: What each layer's cached values are multiplied by; None for 1.
+
+    Raises:
+        ConfigError: The backend that was asked for does not take this model or type.
+        DeviceError: It cannot be used here.
         CapacityError: The pools do not fit into the device's memory.
     """
-    spec = config.kv_cache
-    dtype = torch_dtype(spec.dtype)
-    _refuse_more_than_there_is(config.num_blocks * spec.block_bytes, config.num_blocks, device)
-    obstacle = _obstacle_to_triton(spec, model, device)
-    try:
-        if obstacle is None:
-            from kvengine.attention.triton_backend import TritonBackend
+    _refuse_more_than_there_is(config.num_blocks * config.kv_cache.block_bytes, config.num_blocks, device)
+    asked_for = (name,) if name != "auto" else _candidates(device)
+    obstacles: list[str] = []
+    for candidate in asked_for:
+        try:
+            made = _make(candidate, config, model, dtype, device, scales)
+        except (RuntimeError, MemoryError) as error:
+            size = format_bytes(config.num_blocks * config.kv_cache.block_bytes)
+            raise CapacityError(
+                f"cannot allocate {config.num_blocks:,} blocks ({size}) on {device.type}: {str(error).splitlines()[0]}",
+                hint=FEWER_BLOCKS,
+            ) from None
+        if isinstance(made, Selection):
+            return made._replace(reason=": ".join([made.reason, *obstacles[-1:]]))
+        obstacles.append(made)
+    raise DeviceError(f"the {name} backend cannot be used: {obstacles[0]}", hint="leave the backend at auto")
 
-            backend: AttentionBackend = TritonBackend(spec, config.num_blocks, model=model, dtype=dtype, device=device)
-        else:
-            backend = TorchBackend(spec, config.num_blocks, model=model, dtype=dtype, device=device)
-    except (RuntimeError, MemoryError) as error:
-        size = format_bytes(config.num_blocks * spec.block_bytes)
-        raise CapacityError(
-            f"cannot allocate {config.num_blocks:,} blocks ({size}) on {device.type}: {str(error).splitlines()[0]}",
-            hint=FEWER_BLOCKS,
-        ) from None
-    if obstacle is not None:
-        return Selection(backend, f"gather and SDPA in torch: {obstacle}")
-    how = "" if device.type == "cuda" else ", interpreted because TRITON_INTERPRET is set: for tests, and slow"
-    return Selection(backend, f"Triton kernels on {device.type}{how}")
+
+def _candidates(device: torch.device) -> tuple[BackendName, ...]:
+    """Backends for a device, the fastest first; torch runs everywhere."""
+    if device.type == "cuda":
+        return "triton", "torch"
+    return ("triton", "native", "torch") if _is_interpreted() else ("native", "torch")
+
+
+def _make(
+    name: BackendName,
+    config: EngineConfig,
+    model: ModelAttention,
+    dtype: torch.dtype,
+    device: torch.device,
+    scales: Sequence[KVScales] | None,
+) -> Selection | str:
+    """Make a backend with its pools, or say why it cannot be used."""
+    spec, cache_dtype = config.kv_cache, torch_dtype(config.kv_cache.dtype)
+    if name == "triton":
+        obstacle = _obstacle_to_triton(spec, model, device)
+        if obstacle is not None:
+            return obstacle
+        from kvengine.attention.triton_backend import TritonBackend
+
+        triton = TritonBackend(spec, config.num_blocks, model=model, dtype=dtype, device=device)
+        how = "" if device.type == "cuda" else ", interpreted because TRITON_INTERPRET is set: for tests, and slow"
+        return Selection(triton, f"Triton kernels on {device.type}{how}")
+    if name == "native":
+        kernels = obstacle_to_native(dtype, device) or native_kernels()
+        if isinstance(kernels, str):
+            return kernels
+        native = NativeBackend(
+            kernels, spec, config.num_blocks, model=model, dtype=dtype, cache_dtype=cache_dtype, scales=scales
+        )
+        return Selection(native, "kernels compiled for this processor")
+    plain = TorchBackend(
+        spec, config.num_blocks, model=model, dtype=dtype, device=device, cache_dtype=cache_dtype, scales=scales
+    )
+    return Selection(plain, "gather and SDPA in torch")
 
 
 def _refuse_more_than_there_is(pool_bytes: int, num_blocks: int, device: torch.device) -> None:
@@ -111,11 +174,13 @@ def _obstacle_to_triton(spec: KVCacheSpec, model: ModelAttention, device: torch.
     Raises:
         ConfigError: They were asked for, and would compute nonsense.
     """
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    interpreted = _is_interpreted()
     if device.type != "cuda" and not interpreted:
-        return f"the one backend that runs on {device.type}"
+        return f"the Triton kernels do not run on {device.type}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    if spec.dtype is KVDtype.FP8:
+        return "the kernels do not keep K/V in fp8"
     if not spec.head_dim_v:
         return "the kernels do not keep latent rows"
     if model.softcap is not None:
@@ -128,3 +193,7 @@ def _obstacle_to_triton(spec: KVCacheSpec, model: ModelAttention, device: torch.
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FIRST_CAPABILITY:
         return "the kernels need an A100 or newer"
     return None
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"

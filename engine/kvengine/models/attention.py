@@ -5,10 +5,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from kvengine.attention.base import AttentionBackend, attend
 from kvengine.model_config.decoder import Attention, GroupedAttention, LatentAttention
+from kvengine.models.linear import Linear
 from kvengine.models.norm import RMSNorm, identity
 from kvengine.models.rope import Rotation, apply_rope
 from kvengine.models.tensor_reader import TensorReader
@@ -82,16 +82,15 @@ class _GroupedPart:
         name = f"model.layers.{layer}.self_attn"
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = [(f"{name}.q_proj", q_size), (f"{name}.k_proj", kv_size), (f"{name}.v_proj", kv_size)]
-        self._qkv = reader.stacked(parts, hidden_size)
-        self._qkv_bias = reader.biases(parts) if config.qkv_bias else None
-        self._out = reader.matrix(f"{name}.o_proj", hidden_size, q_size)
-        self._out_bias = reader.biases([(f"{name}.o_proj", hidden_size)]) if config.out_bias else None
+        qkv, out = reader.stacked(parts, hidden_size), reader.matrix(f"{name}.o_proj", hidden_size, q_size)
+        self._qkv = Linear(qkv, reader.biases(parts) if config.qkv_bias else None)
+        self._out = Linear(out, reader.biases([(f"{name}.o_proj", hidden_size)]) if config.out_bias else None)
         self._q_norm = norm(f"{name}.q_norm", config.head_dim) if config.qk_norm else identity
         self._k_norm = norm(f"{name}.k_norm", config.head_dim) if config.qk_norm else identity
 
     def __call__(self, hidden: Tensor, step: Step, /) -> Tensor:
         heads, kv_heads = self._config.num_heads, self._config.num_kv_heads
-        qkv = linear(hidden, self._qkv, self._qkv_bias).view(-1, heads + 2 * kv_heads, self._config.head_dim)
+        qkv = self._qkv(hidden).view(-1, heads + 2 * kv_heads, self._config.head_dim)
         if self._config.qk_norm:
             rotated = torch.cat((self._q_norm(qkv[:, :heads]), self._k_norm(qkv[:, heads : heads + kv_heads])), dim=1)
         else:
@@ -105,7 +104,7 @@ class _GroupedPart:
             qkv[:, heads + kv_heads :],
             step.num_decodes,
         )
-        return linear(attended.flatten(1), self._out, self._out_bias)
+        return self._out(attended.flatten(1))
 
 
 class _LatentPart:
@@ -126,27 +125,28 @@ class _LatentPart:
         row_size = config.kv_lora_rank + config.rope_head_dim
         self._q_size = config.q_lora_rank or heads * head_dim
         first = f"{name}.q_a_proj" if config.q_lora_rank else f"{name}.q_proj"
-        self._down = reader.stacked([(first, self._q_size), (f"{name}.kv_a_proj_with_mqa", row_size)], hidden_size)
-        self._q_up: Tensor | None = None
+        down = reader.stacked([(first, self._q_size), (f"{name}.kv_a_proj_with_mqa", row_size)], hidden_size)
+        q_up: Tensor | None = None
         if config.q_lora_rank:
             self._q_norm = _latent_norm(reader, f"{name}.q_a_layernorm", config.q_lora_rank)
-            self._q_up = reader.matrix(f"{name}.q_b_proj", heads * head_dim, config.q_lora_rank)
+            q_up = reader.matrix(f"{name}.q_b_proj", heads * head_dim, config.q_lora_rank)
         self._kv_norm = _latent_norm(reader, f"{name}.kv_a_layernorm", config.kv_lora_rank)
         up_size = config.nope_head_dim + config.value_head_dim
         up = reader.matrix(f"{name}.kv_b_proj", heads * up_size, config.kv_lora_rank).view(heads, up_size, -1)
         self._k_up, self._v_up = up[:, : config.nope_head_dim], up[:, config.nope_head_dim :]
-        self._out = reader.matrix(f"{name}.o_proj", hidden_size, heads * config.value_head_dim)
-        queries = self._down[: self._q_size] if self._q_up is None else self._q_up
+        self._out = Linear(reader.matrix(f"{name}.o_proj", hidden_size, heads * config.value_head_dim))
+        queries = down[: self._q_size] if q_up is None else q_up
         _pair_halves(queries.view(heads, head_dim, -1)[:, config.nope_head_dim :])
-        _pair_halves(self._down[None, self._q_size + config.kv_lora_rank :])
+        _pair_halves(down[None, self._q_size + config.kv_lora_rank :])
+        self._down, self._q_up = Linear(down), None if q_up is None else Linear(q_up)
 
     def __call__(self, hidden: Tensor, step: Step, /) -> Tensor:
         config, rotation = self._config, step.rotation[self._rotation]
-        down = linear(hidden, self._down)
+        down = self._down(hidden)
         q, latent_end = down[:, : self._q_size], self._q_size + config.kv_lora_rank
         latent, key = down[:, self._q_size : latent_end], down[:, latent_end:]
         if self._q_up is not None:
-            q = linear(self._q_norm(q), self._q_up)
+            q = self._q_up(self._q_norm(q))
         q = q.reshape(len(q), config.num_heads, -1)
         q_nope, q_rotated = q[..., : config.nope_head_dim], q[..., config.nope_head_dim :]
         rows = torch.cat((self._kv_norm(latent)[:, None], apply_rope(key[:, None], rotation)), dim=-1)
@@ -154,7 +154,7 @@ class _LatentPart:
         queries = torch.cat((q_latent, apply_rope(q_rotated, rotation)), dim=-1)
         attended = attend(step.backend, self._layer, queries, rows, None, step.num_decodes)
         values = torch.matmul(attended.transpose(0, 1), self._v_up.transpose(1, 2)).transpose(0, 1)
-        return linear(values.flatten(1), self._out)
+        return self._out(values.flatten(1))
 
 
 def _latent_norm(reader: TensorReader, name: str, size: int) -> RMSNorm:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from kvengine.attention.base import AttentionBackend
 from kvengine.batch import ForwardBatch
 from kvengine.model_config.decoder import Attention, DecoderConfig, GroupedAttention, RopeConfig
 from kvengine.models.attention import AttentionPart, Step, read_attention
 from kvengine.models.feed_forward import FeedPart, read_feed
+from kvengine.models.linear import Linear
 from kvengine.models.norm import RMSNorm, identity, wide_type
 from kvengine.models.rope import Rotations
 from kvengine.models.tensor_reader import TensorReader
@@ -58,9 +58,10 @@ class Decoder:
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self._layers = [self._read_layer(reader, index, ropes) for index in range(config.num_layers)]
         self._final_norm = self._read_norm(reader, "model.norm", config.hidden_size)
-        self._head = self._embedding
+        head = self._embedding
         if not config.tie_word_embeddings:
-            self._head = reader.matrix("lm_head", config.vocab_size, config.hidden_size)
+            head = reader.matrix("lm_head", config.vocab_size, config.hidden_size)
+        self._head = Linear(head)
         divisors = None
         if reader.has(ROPE_FREQS):
             divisors = reader.tensor(ROPE_FREQS, (ropes[0][1] // 2,), dtype=torch.float64)
@@ -85,7 +86,7 @@ class Decoder:
         return self._logits(hidden[batch.sampled_tokens])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = linear(self._final_norm(hidden), self._head)
+        logits = self._head(self._final_norm(hidden))
         cap = self.config.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -8,7 +8,9 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from kvengine.model_config.decoder import Activation, DenseFeed, ExpertFeed, Feed, Scoring
+from kvengine.models.linear import Linear
 from kvengine.models.tensor_reader import TensorReader
+from kvengine.native.kernels import kernels_for
 
 _grouped_mm: Callable[..., Tensor] | None = getattr(torch.nn.functional, "grouped_mm", None)
 """Not in older versions of torch."""
@@ -35,12 +37,12 @@ class _Gated:
     """`down(activation(gate(x)) * up(x))`."""
 
     def __init__(self, reader: TensorReader, name: str, size: int, hidden_size: int, activation: Activation) -> None:
-        self._gate_up = reader.stacked([(f"{name}.gate_proj", size), (f"{name}.up_proj", size)], hidden_size)
-        self._down = reader.matrix(f"{name}.down_proj", hidden_size, size)
+        self._gate_up = Linear(reader.stacked([(f"{name}.gate_proj", size), (f"{name}.up_proj", size)], hidden_size))
+        self._down = Linear(reader.matrix(f"{name}.down_proj", hidden_size, size))
         self._activation = activation
 
     def __call__(self, hidden: Tensor, /) -> Tensor:
-        return linear(gated(linear(hidden, self._gate_up), self._activation), self._down)
+        return self._down(gated(self._gate_up(hidden), self._activation))
 
 
 class _Experts:
@@ -117,6 +119,11 @@ def _only_best_groups(ranks: Tensor, config: ExpertFeed) -> Tensor:
 
 def gated(gate_up: Tensor, activation: Activation) -> Tensor:
     """Multiply the activated first half of each row with its second half."""
+    kernels = kernels_for(gate_up) if activation is Activation.SILU else None
+    if kernels is not None:
+        out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+        kernels.swiglu(gate_up.contiguous(), out)
+        return out
     gate, up = gate_up.chunk(2, dim=-1)
     return (silu(gate) if activation is Activation.SILU else gelu(gate, approximate="tanh")) * up
 

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from kvengine.native.kernels import kernels_for
+
 
 class RMSNorm:
     """`x / sqrt(mean(x * x) + eps) * weight` over the last dimension.
@@ -22,7 +24,13 @@ class RMSNorm:
         weight = self._weight
         if x.dtype != weight.dtype:
             return rms_norm(x.to(weight.dtype), weight.shape, weight, self._eps).to(x.dtype)
-        return rms_norm(x, weight.shape, weight, self._eps)
+        kernels = kernels_for(x)
+        if kernels is None:
+            return rms_norm(x, weight.shape, weight, self._eps)
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        out = torch.empty_like(rows)
+        kernels.rms_norm(rows, weight, out, epsilon=self._eps)
+        return out.view(x.shape)
 
 
 def identity(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvengine.model_config.decoder import RopeConfig, RopeKind
+from kvengine.native.kernels import kernels_for
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of the tokens of a step, each [num_tokens, 1, head_dim / 2]."""
@@ -73,7 +74,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def apply_rope(heads: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each pair (i, i + head_dim / 2) of every head by its token's angle.
+    """Turn each pair (i, i + head_dim / 2) of every head by its token's angle, where the heads are if that is faster.
 
     Shapes:
         heads: [num_tokens, num_heads, head_dim]
@@ -82,6 +83,10 @@ def apply_rope(heads: Tensor, rotation: Rotation) -> Tensor:
         [num_tokens, num_heads, head_dim]
     """
     cos, sin = rotation
+    kernels = kernels_for(heads)
+    if kernels is not None:
+        kernels.rope(heads, cos[:, 0], sin[:, 0])
+        return heads
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 

@@ -82,11 +82,11 @@ void kv_swiglu(int type, const void* gate_up, void* out, int64_t num_rows, int64
   });
 }
 
-void kv_rope(int type, void* heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim,
+void kv_rope(int type, void* heads, int64_t token_stride, int64_t head_stride, int64_t num_tokens, int64_t num_heads,
              const void* cos, const void* sin, int64_t half) {
   with_type(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    rope(static_cast<T*>(heads), token_stride, num_tokens, num_heads, head_dim, static_cast<const T*>(cos),
+    rope(static_cast<T*>(heads), token_stride, head_stride, num_tokens, num_heads, static_cast<const T*>(cos),
          static_cast<const T*>(sin), half);
   });
 }

@@ -34,6 +34,14 @@ def native_kernels() -> "NativeKernels | str":
     return library if isinstance(library, str) else NativeKernels(library)
 
 
+def kernels_for(tensor: Tensor) -> "NativeKernels | None":
+    """The kernels, if they take a tensor of this type and on this device and there are any."""
+    if tensor.device.type != "cpu" or tensor.dtype not in COMPUTE_TYPES:
+        return None
+    found = native_kernels()
+    return None if isinstance(found, str) else found
+
+
 class NativeKernels:
     """Calls into the library. Tensors are on the CPU; innermost dimensions are contiguous."""
 
@@ -136,12 +144,12 @@ class NativeKernels:
         """Turn each pair (i, i + half) of every head in place; dimensions from 2 * half on stay as they are.
 
         Shapes:
-            heads: [num_tokens, num_heads, head_dim], heads side by side
+            heads: [num_tokens, num_heads, head_dim], tokens and heads any distance apart
             cos, sin: [num_tokens, half], contiguous, of the same type
         """
-        num_tokens, num_heads, head_dim = heads.shape
+        num_tokens, num_heads, _ = heads.shape
         self._library.kv_rope(
-            *(_TYPES[heads.dtype], heads.data_ptr(), heads.stride(0), num_tokens, num_heads, head_dim),
+            *(_TYPES[heads.dtype], heads.data_ptr(), heads.stride(0), heads.stride(1), num_tokens, num_heads),
             *(cos.data_ptr(), sin.data_ptr(), cos.shape[1]),
         )
 

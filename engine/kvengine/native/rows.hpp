@@ -40,12 +40,12 @@ void swiglu(const T* gate_up, T* out, int64_t num_rows, int64_t size) {
 }
 
 template <class T>
-void rope(T* heads, int64_t token_stride, int64_t num_tokens, int64_t num_heads, int64_t head_dim, const T* cos,
+void rope(T* heads, int64_t token_stride, int64_t head_stride, int64_t num_tokens, int64_t num_heads, const T* cos,
           const T* sin, int64_t half) {
-#pragma omp parallel for schedule(static) if (num_tokens * num_heads * head_dim > kWorthThreads)
+#pragma omp parallel for schedule(static) if (num_tokens * num_heads * half > kWorthThreads)
   for (int64_t token = 0; token < num_tokens; ++token)
     for (int64_t head = 0; head < num_heads; ++head) {
-      T *first = heads + token * token_stride + head * head_dim, *second = first + half;
+      T *first = heads + token * token_stride + head * head_stride, *second = first + half;
       each_vector(half, [&](int64_t at, auto count) {
         const Floats x = load_some(first + at, count), y = load_some(second + at, count);
         const Floats c = load_some(cos + token * half + at, count), s = load_some(sin + token * half + at, count);
