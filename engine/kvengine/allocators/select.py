@@ -7,9 +7,10 @@ from kvengine.allocators.extents import ExtentPool, SlabPool
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.protocol import EngineScheduler
 from kvengine.allocators.reserving import ReservingManager
-from kvengine.config import EngineConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, PreemptionMode, SchedulingPolicy
 from kvengine.errors import ConfigError
 from kvengine.radix.config import RadixConfig
+from kvengine.radix.eviction import EvictionPolicy
 from kvengine.radix.queue_order import QueueOrder
 from kvengine.radix.scheduler import RadixScheduler
 from kvengine.scheduler import Scheduler
@@ -52,7 +53,10 @@ def radix_config(config: EngineConfig, *, order: QueueOrder = QueueOrder.FCFS) -
         ("watermark", limits.watermark > 0),
         ("long_prefill_token_threshold", limits.long_prefill_token_threshold > 0),
         ("num_lookahead_tokens", limits.num_lookahead_tokens > 0),
+        ("victim_policy", limits.victim_policy is not None),
+        ("preemption", config.preemption is not PreemptionMode.RECOMPUTE),
         ("groups", len(config.kv_groups) > 1),
+        ("context_parallel_size", config.context_parallel_size > 1),
     ):
         if is_set:
             raise ConfigError(f"allocator token_level has its own scheduler, which knows no {key}", where=key)
@@ -62,6 +66,7 @@ def radix_config(config: EngineConfig, *, order: QueueOrder = QueueOrder.FCFS) -
         max_num_seqs=limits.max_num_seqs,
         max_model_len=limits.max_model_len,
         order=order,
+        eviction=EvictionPolicy(config.eviction_policy.value),
         max_prefill_tokens=limits.max_num_batched_tokens,
         chunk_tokens=limits.max_num_batched_tokens if limits.enable_chunked_prefill else None,
         caching=config.enable_prefix_caching,

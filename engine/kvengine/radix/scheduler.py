@@ -378,10 +378,6 @@ class RadixScheduler:
                 f"request {name!r}: the token-level cache takes prompts of plain tokens and one sequence each: "
                 f"expected n 1 and no media, got n {request.sampling.n} and {len(request.media)} media items"
             )
-        if request.sampling.n != 1:
-            raise ConfigError(
-                f"request {name!r} asks for {request.sampling.n} sequences: the radix scheduler has no forks"
-            )
         if num_prompt >= max_model_len:
             raise CapacityError(
                 f"request {name!r}: a prompt of {num_prompt} tokens leaves no room for output "
