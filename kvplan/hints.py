@@ -15,6 +15,7 @@ from kvplan.kv_packing import KVPacking
 from kvplan.needs import needs_of
 from kvplan.plan import Outcome, Plan, PlanInputs, make_plan
 from kvplan.profiles import find_profiles
+from kvplan.swap_space import swap_space
 
 _MAX_HINTS = 5
 _HIGHEST_UTILIZATION = 0.97
@@ -38,9 +39,16 @@ class _Change:
 def find_hints(plan: Plan) -> list[Hint]:
     """Return what helps: of a plan that may not fit, what makes it fit; of one that does, what makes room for more."""
     if plan.verdict.outcome is Outcome.FITS:
-        return _room_for_more(plan)
+        return [*_room_for_more(plan), *_idle_swap_space(plan)]
     found = (hint for source in _SOURCES if (hint := _first_that_fits(source(plan))) is not None)
-    return list(islice(found, _MAX_HINTS))
+    return [*islice(found, _MAX_HINTS), *_idle_swap_space(plan)]
+
+
+def _idle_swap_space(plan: Plan) -> Iterator[Hint]:
+    """Name host memory that was asked for and that the engine never takes."""
+    swap = swap_space(plan)
+    if swap is not None and not swap.is_used:
+        yield Hint(option="without --swap-space", effect=f"the same plan: {swap.reason}")
 
 
 def _first_that_fits(changes: Iterable[_Change]) -> Hint | None:

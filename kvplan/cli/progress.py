@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from kvengine.plain_text import one_line
 from kvplan.groups import OUTPUT_PER_STEP, OUTPUT_RATE, judged_figures
 from kvplan.prepare import PreparedPoint
 from kvplan.results import PointResult
@@ -32,7 +33,7 @@ def show_progress(console: Console, *, num_points: int, quiet: bool) -> Iterator
     if quiet:
         yield PointLines(lambda _: None, num_points)
     elif not console.is_terminal:
-        yield PointLines(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True), num_points)
+        yield PointLines(lambda line: _print_line(console, line), num_points)
     else:
         with _bars(console) as bars:
             yield PointBars(bars, num_points)
@@ -90,13 +91,14 @@ class PointBars:
 
     def skipped(self, result: PointResult) -> None:
         """Count a point that an earlier sweep finished."""
-        self._bars.console.print(f"{_name(result)}: finished before", highlight=False, markup=False)
+        _print_line(self._bars.console, f"{_name(result)}: finished before")
         self._note_best(result)
         self._bars.advance(self._points)
 
     def started(self, prepared: PreparedPoint, num_requests: int) -> "PointBar":
         """Begin a bar for the requests of a point."""
-        task = self._bars.add_task(prepared.point.label or prepared.point.name, total=num_requests or None)
+        label = one_line(prepared.point.label or prepared.point.name)
+        task = self._bars.add_task(label, total=num_requests or None)
         self._running[prepared.fingerprint] = task
         return PointBar(self._bars, task)
 
@@ -105,7 +107,7 @@ class PointBars:
         task = self._running.pop(result.fingerprint, None)
         if task is not None:
             self._bars.remove_task(task)
-        self._bars.console.print(f"{_name(result)}: {summary(result)}", highlight=False, markup=False)
+        _print_line(self._bars.console, f"{_name(result)}: {summary(result)}")
         self._note_best(result)
         self._bars.advance(self._points)
 
@@ -116,7 +118,8 @@ class PointBars:
         if result.outcome != "finished" or value is None or (self._best is not None and value <= self._best[0]):
             return
         self._best = value, _name(result)
-        self._bars.update(self._points, description=f"points (best so far: {_name(result)}, {value:.1f} {metric.unit})")
+        best = f"points (best so far: {_name(result)}, {value:.1f} {metric.unit})"
+        self._bars.update(self._points, description=one_line(best))
 
 
 class PointBar:
@@ -144,6 +147,10 @@ def summary(result: PointResult) -> str:
         return f"{source}{rate}"
     preemptions = "1 preemption" if figures.preemptions == 1 else f"{figures.preemptions} preemptions"
     return f"{source}, {preemptions}{rate}"
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(one_line(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def _name(result: PointResult) -> str:

@@ -64,6 +64,10 @@ def test_a_valid_file_becomes_typed_values(tmp_path: Path) -> None:
         ("grid: {share: 2}", "grid.share: expected a number > 0 and <= 1, got 2 (line 1)"),
         ("grid: {pool: big}", "grid.pool: expected a size in bytes such as 52.32GiB, 80GB or 56173450887, got 'big'"),
         ("grid: {pool: -1}", "grid.pool: expected a size in bytes"),
+        (
+            "grid: {pool: 80}",
+            "grid.pool: a number without a unit is bytes, and 80 of them are too few, got '80'; 80GiB, perhaps",
+        ),
         ("grid: {pool: []}", "grid.pool: expected a size such as 64MiB or 80GB or nothing, got a list (line 1)"),
         ("grid: {}\nnamed:\n  a: {}\n  b:\n    limit: x", "named.b.limit: expected a whole number or nothing, got 'x'"),
         (

@@ -50,6 +50,7 @@ def test_whether_the_engine_uses_it_is_said(budget: Budget, words: str, used: bo
     assert (swap["bytes"], swap["evidence"], swap["used"]) == (2**30, "given", used)
     assert why in swap["reason"]
     assert ("without effect" in done.stderr) is not used
+    assert ("without --swap-space" in {hint["option"] for hint in done.document["hints"]}) is not used
 
 
 def test_the_hosts_memory_is_no_part_of_the_card_and_all_forms_agree(budget: Budget) -> None:
