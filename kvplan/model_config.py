@@ -9,6 +9,7 @@ from kvplan.loading import did_you_mean
 from kvplan.memory_model.shape import read_step_shape
 from kvplan.model_spec import ModelSpec, has_states
 from kvplan.models.family import Family
+from kvplan.models.latent import unfolded_rows
 from kvplan.models.registry import ALIASES, NESTED, find_family, known_types
 from kvplan.models.shape import Built, LayerKind, ModelShape
 from kvplan.parameters import Geometry, Piece, WeightShape
@@ -80,6 +81,7 @@ def model_from_config(
         layers=kept,
         draft_layers=draft_layers,
         encoder_tokens=encoder_tokens,
+        vllm_rows=None if family.latent_in_vllm else unfolded_rows(shape),
         step=read_step_shape(reader, outer, geometry, is_hybrid=has_states(kept)),
         dtype=KVDtype.BFLOAT16 if dtype in (None, KVDtype.FLOAT32) else dtype,
         checkpoint_float32=dtype is KVDtype.FLOAT32,

@@ -40,6 +40,8 @@ class ModelSpec:
     """A smaller model that drafts; what its layers keep are the draft layers then."""
     encoder_tokens: int = 0
     """Most positions of an encoder that cross-attention keeps."""
+    vllm_rows: KeptRows | None = None
+    """What vLLM keeps in place of latent rows where it has no latent attention for the type; None where it has."""
     step: StepShape
     """What the memory of one step depends on."""
     dtype: KVDtype

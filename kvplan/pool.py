@@ -101,7 +101,11 @@ def cached_layers(model: ModelSpec, engine: EngineInputs, stage: int) -> tuple[L
     """Return what the layers of a stage keep; draft layers are on the last one."""
     first, after = stage_layers(len(model.layers), engine.pipeline_parallel, stage)
     has_drafts = engine.speculative_tokens > 0 and stage == engine.pipeline_parallel - 1
-    return model.layers[first:after] + (model.draft_layers if has_drafts else ())
+    kept = model.layers[first:after] + (model.draft_layers if has_drafts else ())
+    if model.vllm_rows is None or engine.engine is not EngineKind.VLLM:
+        return kept
+    rows = model.vllm_rows
+    return tuple(tuple(rows if part.kind is AttentionKind.MLA else part for part in layer) for layer in kept)
 
 
 def cache_form(model: ModelSpec, engine: EngineInputs, *, max_model_len: int) -> CacheForm:

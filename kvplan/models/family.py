@@ -92,6 +92,8 @@ class Family:
     """Whether the make-up of the weights is known here."""
     exact: bool = True
     """Whether parameters are counted to the last one; otherwise they are within a few per cent."""
+    latent_in_vllm: bool = True
+    """Whether vLLM keeps its latent rows as they are; if not, it keeps keys and values of every head."""
     towers: bool = False
     """It comes with a vision or audio part, whose weights are not counted here."""
 

@@ -65,6 +65,17 @@ class LatentAttention:
         return tuple(pieces)
 
 
+def unfolded_rows(shape: ModelShape) -> KeptRows:
+    """Return keys and values of every head, as an engine without latent attention keeps them: values as long as keys.
+
+    Source: vLLM 0.32's MiniCPM3, whose answer on its own configuration this is.
+    """
+    size = shape.reader.count("qk_nope_head_dim") + shape.reader.count("qk_rope_head_dim")
+    return KeptRows(
+        kind=AttentionKind.FULL, num_heads=shape.geometry.num_attention_heads, key_size=size, value_size=size
+    )
+
+
 def _index(shape: ModelShape) -> Built:
     reader, hidden = shape.reader, shape.geometry.hidden_size
     size, heads = reader.count("index_head_dim"), reader.count("index_n_heads")

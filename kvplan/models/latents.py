@@ -315,6 +315,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             ),
             feed_kinds=where_there_are("n_routed_experts"),
             tied=True,
+            latent_in_vllm=False,
         ),
         "mistral4": latent_family(
             defaults=defaults(

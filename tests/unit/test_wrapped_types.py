@@ -6,6 +6,7 @@ import pytest
 
 from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
+from kvplan.capacity import EngineKind
 from kvplan.engine_inputs import EngineInputs
 from kvplan.model_config import model_from_config
 from kvplan.model_spec import ModelSpec
@@ -164,3 +165,18 @@ def test_gemma_3_limits_its_length_by_its_own_number_whatever_the_scaling() -> N
     }
 
     assert read({"model_type": "gemma3", "text_config": text}).max_model_len == 131_072
+
+
+def test_vllm_keeps_every_head_of_minicpm_3_and_sglang_its_latents() -> None:
+    # 62 layers of 40 heads; keys and values of 64 + 32; latents of 256 + 32.
+    model = read({"model_type": "minicpm3"})
+    memory = MemoryInputs(available_kv_bytes=64 * GIB)
+
+    def blocks(engine: EngineKind) -> tuple[int, int]:
+        inputs = EngineInputs(engine=engine, block_size=16, max_model_len=32_768)
+        capacity = make_plan(PlanInputs(model=model, memory=memory, engine=inputs)).capacity
+        return capacity.block_bytes, capacity.num_blocks
+
+    # vLLM 0.32 answers 4,510 blocks for its own class on this configuration.
+    assert blocks(EngineKind.VLLM) == (62 * 16 * 40 * 96 * 2 * 2, 4510)
+    assert blocks(EngineKind.SGLANG)[0] == 62 * 16 * 288 * 2
