@@ -90,7 +90,8 @@ def model_from_config(
         weights=weights,
         weights_unknown="its vision or audio part is not counted yet" if has_towers else "",
         assumption=f"standard attention is assumed in every layer: {assumption}" if assumption else "",
-        notes=(*_wrapper_notes(outer, plain, model_type), *absent),
+        short_length=_short_length(reader, geometry),
+        notes=(*_wrapper_notes(outer, plain, model_type), *_length_notes(reader, geometry), *absent),
     )
     unread = next((key for key in config if key not in outer.asked), None)
     if refuse_unread_keys and unread is not None:
@@ -328,14 +329,38 @@ def _max_model_len(reader: ConfigReader) -> int:
 
 
 def _stretched(reader: ConfigReader, length: int) -> int:
-    """Apply position scaling as vLLM does: a factor multiplies, yarn's the original length."""
-    scaling = reader.nested("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
-    kind = scaling.text("rope_type") or scaling.text("type") or "default"
-    if kind in ("default", "su", "longrope", "llama3", "mrope"):
+    """Apply position scaling as vLLM 0.32 does: a factor multiplies; with yarn the stated length has it in it."""
+    scaling, kind = _position_scaling(reader)
+    if kind in ("default", "su", "longrope", "llama3", "mrope", "yarn", "deepseek_yarn", "deepseek_llama_scaling"):
         return length
-    if kind == "yarn":
-        length = scaling.optional_count("original_max_position_embeddings") or length
     return max(1, math.floor(length * scaling.ratio("factor", default=1.0)))
+
+
+def _position_scaling(reader: ConfigReader) -> tuple[ConfigReader, str]:
+    scaling = reader.nested("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
+    return scaling, scaling.text("rope_type") or scaling.text("type") or "default"
+
+
+def _short_length(reader: ConfigReader, geometry: Geometry) -> int | None:
+    """Return the length up to which a LongRoPE model uses its short factors, where that is not its whole length."""
+    length = reader.optional_count("original_max_position_embeddings")
+    is_long = length is not None and length < geometry.max_model_len
+    return length if is_long and _position_scaling(reader)[1] in ("longrope", "su") else None
+
+
+def _length_notes(reader: ConfigReader, geometry: Geometry) -> tuple[str, ...]:
+    """Say where releases of vLLM read another length from the same configuration."""
+    scaling, kind = _position_scaling(reader)
+    if kind != "yarn":
+        return ()
+    original = scaling.optional_count("original_max_position_embeddings") or geometry.max_model_len
+    reached = math.floor(original * scaling.ratio("factor", default=1.0))
+    if reached <= geometry.max_model_len:
+        return ()
+    return (
+        f"yarn reaches {reached:,} tokens, which older releases of vLLM take for the limit; "
+        f"0.32 takes max_position_embeddings, {geometry.max_model_len:,}",
+    )
 
 
 def _dtype(reader: ConfigReader) -> KVDtype | None:

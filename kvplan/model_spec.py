@@ -42,6 +42,8 @@ class ModelSpec:
     """Most positions of an encoder that cross-attention keeps."""
     vllm_rows: KeptRows | None = None
     """What vLLM keeps in place of latent rows where it has no latent attention for the type; None where it has."""
+    short_length: int | None = None
+    """Of a LongRoPE model: the length up to which its short factors hold."""
     step: StepShape
     """What the memory of one step depends on."""
     dtype: KVDtype

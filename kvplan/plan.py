@@ -260,7 +260,19 @@ def longest_asked(inputs: PlanInputs) -> int:
     if inputs.engine.engine is EngineKind.PAGED and inputs.demand is not None:
         # The textbook has no limit of its own: a length counts only where one was typed.
         return inputs.demand.tokens_max
-    return inputs.model.max_model_len
+    return default_length(inputs.model, inputs.engine)
+
+
+_SHORT_LENGTHS_SINCE = (0, 11, 1)
+
+
+def default_length(model: ModelSpec, engine: EngineInputs) -> int:
+    """Return the longest request where none was typed: the model's limit, but vLLM keeps LongRoPE to its short factors.
+
+    Source: vllm-project/vllm#27431, released with 0.11.1.
+    """
+    is_recent = engine.engine is EngineKind.VLLM and (engine.version is None or engine.version >= _SHORT_LENGTHS_SINCE)
+    return model.short_length if is_recent and model.short_length is not None else model.max_model_len
 
 
 def _pool(inputs: PlanInputs, stage: int) -> RankPool | None:

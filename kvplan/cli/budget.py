@@ -313,6 +313,11 @@ def _print_notes(plan: "Plan") -> None:
     model, engine = plan.inputs.model, plan.inputs.engine
     for text in (*((model.assumption,) if model.assumption else ()), *model.notes):
         print_note(f"{model.name}: {text}")
+    if engine.max_model_len is None and plan.capacity.max_model_len == model.short_length:
+        print_note(
+            f"{model.name}: LongRoPE; without --max-model-len vLLM serves {model.short_length:,} tokens, "
+            f"and the model goes up to {model.max_model_len:,}"
+        )
     if engine.max_model_len is not None and engine.max_model_len > model.max_model_len:
         print_note(
             f"--max-model-len {engine.max_model_len} is beyond the model's own limit of {model.max_model_len:,}; "

@@ -204,6 +204,7 @@ def _card(gpu: str | None, gpu_memory: str | None, *, needs_card: bool) -> "GpuS
 
 def _demand(options: BudgetOptions, model: "ModelSpec", engine: "EngineInputs") -> "Demand | None":
     from kvplan.demand import full_length_demand, lengths_demand, uniform_demand
+    from kvplan.plan import default_length
 
     listed = read_counts("--lengths", options.lengths)
     prompt = read_count("--prompt-tokens", options.prompt_tokens)
@@ -227,7 +228,9 @@ def _demand(options: BudgetOptions, model: "ModelSpec", engine: "EngineInputs") 
     if prompt is None:
         if output is not None or prefix:
             raise ConfigError("--output-tokens and --shared-prefix need --prompt-tokens")
-        return full_length_demand(engine.max_model_len or model.max_model_len, requests=count) if count else None
+        return (
+            full_length_demand(engine.max_model_len or default_length(model, engine), requests=count) if count else None
+        )
     if prefix > prompt:
         raise ConfigError(f"{prefix} shared tokens are more than the prompt's {prompt}", where="--shared-prefix")
     return uniform_demand(prompt_tokens=prompt, output_tokens=output or 0, shared_prefix=prefix, requests=count)

@@ -180,3 +180,39 @@ def test_vllm_keeps_every_head_of_minicpm_3_and_sglang_its_latents() -> None:
     # vLLM 0.32 answers 4,510 blocks for its own class on this configuration.
     assert blocks(EngineKind.VLLM) == (62 * 16 * 40 * 96 * 2 * 2, 4510)
     assert blocks(EngineKind.SGLANG)[0] == 62 * 16 * 288 * 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "longest"),
+    [
+        (EngineInputs(), 4096),
+        (EngineInputs(version=(0, 16, 0)), 4096),
+        (EngineInputs(version=(0, 11, 0)), 131_072),
+        (EngineInputs(engine=EngineKind.SGLANG), 131_072),
+        (EngineInputs(max_model_len=65_536), 65_536),
+    ],
+)
+def test_vllm_keeps_long_rope_to_its_short_factors_where_no_length_is_typed(engine: EngineInputs, longest: int) -> None:
+    # Of Phi-3-mini-128k's config.json; vLLM 0.32 answers 4,096 for it.
+    model = read(
+        {
+            **INNER,
+            "model_type": "phi3",
+            "max_position_embeddings": 131_072,
+            "original_max_position_embeddings": 4096,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
+        }
+    )
+    memory = MemoryInputs(available_kv_bytes=64 * GIB)
+
+    assert model.max_model_len == 131_072
+    assert make_plan(PlanInputs(model=model, memory=memory, engine=engine)).capacity.max_model_len == longest
+
+
+def test_a_length_that_releases_read_in_two_ways_is_said() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    model = read({**INNER, "rope_scaling": yarn})
+
+    assert model.max_model_len == 65_536
+    assert "yarn reaches 131,072 tokens" in model.notes[0]
+    assert not read({**INNER, "max_position_embeddings": 131_072, "rope_scaling": yarn}).notes
