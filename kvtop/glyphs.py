@@ -17,6 +17,8 @@ BLOCK_NAMES = {
     BlockState.USED: "used",
     BlockState.SHARED: "shared",
 }
+PINNED_GLYPH = "▣"
+"""A block that a transfer reads, whoever else holds it."""
 STATUS_GLYPHS = {Status.RUNNING: "●", Status.WAITING: "○", Status.PREEMPTED: "▲"}
 LEVELS = " ▁▂▃▄▅▆▇█"
 """Eighths of a cell, from the bottom."""

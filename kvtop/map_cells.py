@@ -29,6 +29,8 @@ class Look(IntEnum):
     SHARED_THIRD = 7
     SHARED_TWO_THIRDS = 8
     SHARED = 9
+    PINNED = 10
+    """One block that a transfer reads; of several blocks in a cell their states alone tell."""
 
 
 LOOK_MASK = 15
@@ -142,9 +144,12 @@ class CellBook:
         np.add.at(counts, cells + num_cells * move.new.astype(np.intp), 1)
 
     def _look_at(self, cells: BlockIds | slice) -> Cells:
-        if self.blocks_per_cell == 1:
-            return _LOOK_OF_STATE[self._pool.states[cells]]
-        return looks_of_counts(self._counts[:, cells])
+        if self.blocks_per_cell > 1:
+            return looks_of_counts(self._counts[:, cells])
+        looks = _LOOK_OF_STATE[self._pool.states[cells]]
+        if self._pool.num_pinned:
+            looks[self._pool.is_pinned(cells)] = Look.PINNED
+        return looks
 
 
 def tints_of(tints: Tints, blocks_per_cell: int, *, mixed: int | None = None) -> Cells:

@@ -24,6 +24,8 @@ class BlockFacts:
     """A `BlockState`."""
     ref_count: int
     is_cached: bool
+    is_pinned: bool
+    """A transfer reads it; each transfer counts as a reference."""
     owners: tuple[tuple[RequestState, int, int], ...]
     """Each request that holds it, with the KV cache group and the logical index in that group's table."""
     touched: int
@@ -129,6 +131,7 @@ class Picture:
             state=int(self.pool.states[block_id]),
             ref_count=code >> REF_COUNT_SHIFT,
             is_cached=bool(code & BlockFlag.CACHED),
+            is_pinned=bool(code & BlockFlag.PINNED),
             owners=self._owners(block_id),
             touched=int(columns.touched[block_id]),
             cached_at=int(columns.cached_at[block_id]),

@@ -19,6 +19,7 @@ SIGNS = """\
  [$kv-cached]▒[/]  cached, free  nobody holds it; its content can be hit until it is evicted
  [$kv-free]·[/]  free          nobody holds it, nothing in it
  [$kv-null]×[/]  null          the placeholder, or a block that is kept out of use
+ [$kv-warn]▣[/]  pinned        a transfer reads it: it stays, whatever becomes of its owners
  [$kv-lit on $kv-lit-back]■[/]  lit           the selected request holds it
  In a cell of several blocks the majority gives the sign; ▫ ▪ ■ and ◇ ◈ ◆ say
  whether up to a third, two thirds or all of it is held.

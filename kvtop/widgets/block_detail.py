@@ -8,7 +8,7 @@ from textual.strip import Strip
 from kvengine.telemetry.schema import BlockContent
 from kvengine.telemetry.state import BlockState
 from kvtop import formats
-from kvtop.glyphs import BLOCK_GLYPHS, BLOCK_NAMES
+from kvtop.glyphs import BLOCK_GLYPHS, BLOCK_NAMES, PINNED_GLYPH
 from kvtop.picture import BlockFacts, Picture
 from kvtop.view_model import ViewModel
 from kvtop.widgets.foreign_text import printable
@@ -112,13 +112,15 @@ class BlockDetail(LinePane, can_focus=True):
             return
         line.add("  ref ", palette.muted).add(str(block.ref_count), palette.strong)
         line.add("  in the prefix cache" if block.is_cached else "  not cached", palette.muted)
+        if block.is_pinned:
+            line.add(f"  {PINNED_GLYPH} pinned by a transfer", palette.warn)
         first = block.block_id * block_size
         line.add(f"  slots {first:,}–{first + block_size - 1:,}", palette.muted)
 
     def _draw_owners(self, line: Line, block: BlockFacts, picture: Picture) -> None:
         palette = self.palette
         if not block.owners:
-            line.add(" nobody holds it", palette.muted)
+            line.add(" no request holds it" if block.is_pinned else " nobody holds it", palette.muted)
             return
         line.add(" held by", palette.muted)
         for request, group, index in block.owners:

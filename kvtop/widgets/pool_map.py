@@ -15,6 +15,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from kvengine.telemetry.schema import RequestState
+from kvtop.glyphs import PINNED_GLYPH
 from kvtop.map_cells import LIT, LOOK_MASK, TINT_SHIFT, CellBook, Cells, Look, looks_of, tints_of
 from kvtop.map_layout import MapLayout, lay_out
 from kvtop.map_order import (
@@ -29,6 +30,7 @@ from kvtop.map_order import (
 from kvtop.pacing import Pacer
 from kvtop.palette import Palette
 from kvtop.picture import Picture
+from kvtop.pool import Pool
 from kvtop.view_model import Phase, ViewModel
 from kvtop.widgets.foreign_text import as_markup
 from kvtop.widgets.line_pane import LinePane
@@ -44,6 +46,7 @@ GLYPHS = {
     Look.SHARED_THIRD: "◇",
     Look.SHARED_TWO_THIRDS: "◈",
     Look.SHARED: "◆",
+    Look.PINNED: PINNED_GLYPH,
 }
 OWNER_SIGNS = "ABCDEFGHIJKL◆"
 RAMP_SIGNS = "123456"
@@ -303,7 +306,7 @@ class PoolMap(LinePane, can_focus=True):
     def _cells_of(self, picture: Picture, grid: MapLayout) -> Cells:
         """The whole grid, [rows, columns]."""
         size, order = grid.blocks_per_cell, self._order
-        looks = self._looks_by_id(picture, size) if order is None else looks_of(picture.pool.states[order.blocks], size)
+        looks = self._looks_by_id(picture, size) if order is None else _ordered_looks(picture.pool, order, size)
         cells = np.zeros(grid.rows * grid.columns, dtype=np.uint16)
         cells[: len(looks)] = looks
         tints = tints_of_blocks(self.model.map_colour, picture)
@@ -357,8 +360,14 @@ class PoolMap(LinePane, can_focus=True):
         # The fill level is what a third glyph of the same colour tells.
         legend = LEGENDS[model.map_colour].format(used="▫▪■" if many else "■", shared="◇◈◆" if many else "◆")
         selected = model.selected
+        pinned = f"  [$kv-warn]{PINNED_GLYPH}[/] pinned" if self._shows_pinned else ""
         lit = f"  [$kv-lit on $kv-lit-back] ■ [/] {as_markup(selected.request_id)}" if selected is not None else ""
-        self.set_titles(f"1 Map  [$kv-muted]{scale} · by {model.map_order}{colour}{seen}[/]", legend + lit)
+        self.set_titles(f"1 Map  [$kv-muted]{scale} · by {model.map_order}{colour}{seen}[/]", legend + pinned + lit)
+
+    @property
+    def _shows_pinned(self) -> bool:
+        grid, picture = self.grid, self.model.picture
+        return grid is not None and grid.blocks_per_cell == 1 and picture is not None and picture.pool.num_pinned > 0
 
     def _refresh_cells(self, changed: NDArray[np.bool_], cursor: int | None) -> None:
         """Redraw what lies between the first and the last changed cell of each row that is seen."""
@@ -466,6 +475,13 @@ class PoolMap(LinePane, can_focus=True):
         return style
 
 
+def _ordered_looks(pool: Pool, order: BlockOrder, blocks_per_cell: int) -> Cells:
+    looks = looks_of(pool.states[order.blocks], blocks_per_cell)
+    if pool.num_pinned and blocks_per_cell == 1:
+        looks[pool.is_pinned(order.blocks)] = Look.PINNED
+    return looks
+
+
 def _style_of(cell: int, colour: MapColour, palette: Palette) -> Style:
     if cell & LIT:
         return palette.lit
@@ -473,6 +489,8 @@ def _style_of(cell: int, colour: MapColour, palette: Palette) -> Style:
     if tint:
         tinted = palette.owners if colour is MapColour.OWNER else palette.ramp
         return tinted[tint - 1]
+    if look is Look.PINNED:
+        return palette.warn
     if look >= Look.SHARED_THIRD:
         return palette.shared
     if look >= Look.USED_THIRD:

@@ -7,7 +7,7 @@ from textual.strip import Strip
 
 from kvengine.units import format_bytes
 from kvtop import formats
-from kvtop.glyphs import MISSING
+from kvtop.glyphs import MISSING, PINNED_GLYPH
 from kvtop.picture import Picture
 from kvtop.view_model import Phase, ViewModel
 from kvtop.widgets.foreign_text import printable
@@ -127,6 +127,7 @@ class StateLine(LinePane):
             self._figure(3, "◆ shared", f"{totals.shared:,}", palette.shared),
             *([self._figure(5, "saves", f"{picture.num_saved:,}", palette.text)] if picture.num_saved else []),
             self._figure(2, "▒ cached", f"{totals.cached_free:,}", palette.cached),
+            *self._pinned_parts(picture),
             self._figure(1, "· free", f"{totals.free:,}", palette.text),
             Part(1, (("  │", palette.faint),)),
             self._figure(1, "● run", f"{totals.running:,}", palette.good),
@@ -139,6 +140,10 @@ class StateLine(LinePane):
             self._figure(5, "recomputed", f"{counters.recomputed_tokens:,} tok", palette.text),
             self._figure(6, "peak", f"{counters.peak_blocks_in_use:,} blocks", palette.text),
         ]
+
+    def _pinned_parts(self, picture: Picture) -> list[Part]:
+        pinned = picture.pool.num_pinned
+        return [self._figure(3, f"{PINNED_GLYPH} pinned", f"{pinned:,}", self.palette.warn)] if pinned else []
 
     def _server_names(self) -> list[Part]:
         model, palette, server = self.model, self.palette, self.model.server

@@ -34,7 +34,7 @@ def step_of(app: KvtopApp) -> int:
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_a_scene_says_what_just_happened_and_is_stepped_by_hand(size):
     async with a_demo(size) as (app, pilot):
-        await shows(pilot, app.watching.playback, "engine stopped", "1 of 3")
+        await shows(pilot, app.watching.playback, "engine stopped", "1 of 5")
         while "#2 is admitted" not in app.watching.model.note:
             step = step_of(app)
             assert step < 10
@@ -67,10 +67,12 @@ async def test_the_next_scene_begins_with_an_empty_view():
     async with a_demo() as (app, pilot):
         assert app.watching.model.facts.num_blocks == 29
         await pilot.press("d")
-        await until(pilot, lambda: "2 of 3" in app.watching.model.facts.label and step_of(app) >= 1)
-        assert all(event.request_id in ("", "first") for event in app.watching.model.events)
-        await pilot.press("d")
-        await until(pilot, lambda: "3 of 3" in app.watching.model.facts.label and step_of(app) >= 1)
+        await until(pilot, lambda: "2 of 5" in app.watching.model.facts.label and step_of(app) >= 1)
+        assert all(event.request_id in ("", "main") for event in app.watching.model.events)
+        for number in (3, 4):
+            await pilot.press("d")
+            title = f"{number} of 5"
+            await until(pilot, lambda title=title: title in app.watching.model.facts.label and step_of(app) >= 1)
         # Eight blocks and the null block: another pool than before.
         assert len(app.watching.model.pool) == 9
         assert app.watching.model.facts.groups[0].kind == "sliding_window"
@@ -103,3 +105,21 @@ async def test_a_selected_request_is_preempted_by_a_key():
         await pilot.press("P", "full_stop")
         await until(pilot, lambda: app.watching.model.picture.counters.preemptions == 1)
         await until(pilot, lambda: any(event.kind == "preempt" for event in app.watching.model.events))
+
+
+async def test_blocks_that_a_transfer_reads_are_marked_and_told():
+    async with a_demo() as (app, pilot):
+        for number in (2, 3, 4, 5):
+            await pilot.press("d")
+            title = f"{number} of 5"
+            await until(pilot, lambda title=title: title in app.watching.model.facts.label and step_of(app) >= 1)
+        while "a transfer begins" not in app.watching.model.note:
+            step = step_of(app)
+            assert step < 10
+            await pilot.press("full_stop")
+            await until(pilot, lambda step=step: step_of(app) > step)
+        # 13 prompt tokens and three of the output fill four blocks of four.
+        await shows(pilot, app.watching.state_line, "▣ pinned 4")
+        assert text_of(app.watching.map).count("▣") == 4
+        await pilot.press("1", "down", "right")
+        await shows(pilot, app.watching.block, "▣ pinned by a transfer")

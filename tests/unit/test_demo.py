@@ -4,14 +4,15 @@ import pytest
 
 from kvengine.clock import RealClock
 from kvengine.control import EngineControl
-from kvengine.demo import POOL_BLOCKS, SCENES, SLAB_TOKENS, Scene, Stage, scene_config
+from kvengine.demo import Stage
+from kvengine.demo_scenes import POOL_BLOCKS, SCENES, SLAB_TOKENS, Scene, scene_config
 from kvengine.observer import TelemetryPublisher, engine_facts
-from kvengine.telemetry.schema import Delta
+from kvengine.telemetry.schema import BlockFlag, Delta
 from kvtop.picture import Picture
 from tests.pictures import picture_of
 from tests.watched_engine import FrameList
 
-TEACHING, PREFIX_HIT, WINDOW = SCENES
+TEACHING, FORK, PREFIX_HIT, WINDOW, PIN = SCENES
 
 
 def acted_out(scene: Scene, steps: int = 1000) -> tuple[list[Delta], Picture]:
@@ -71,8 +72,35 @@ def test_a_window_gives_its_blocks_back_and_never_holds_more_than_it_looks_at():
     assert "moved on: 8 of its 10 blocks" in notes_of(WINDOW)
 
 
+def test_a_fork_shares_all_blocks_and_copies_the_last_one_when_it_is_written_to():
+    # Four steps compute 10 prompt tokens and 3 of the output: 13 tokens in four blocks of four.
+    _, before = acted_out(FORK, steps=4)
+    assert (before.totals.used, before.totals.shared) == (4, 0)
+    deltas, after = acted_out(FORK, steps=5)
+    # Three requests write their token 14 into the shared fourth block: two of them into copies.
+    assert (after.totals.used, after.totals.shared) == (3, 3)
+    assert {request.request_id for request in after.requests} == {"main", "left", "right"}
+    note = deltas[-1].note
+    assert "main forks: left and right share all its 4 blocks, the last of which is not full" in note
+    assert note.count("which is shared: it gets a copy") == 2
+
+
+def test_pinned_blocks_outlive_their_request_until_the_transfer_is_done():
+    deltas, _ = acted_out(PIN)
+    pinned = {delta.step: delta for delta in deltas}
+    begun = next(delta for delta in deltas if "a transfer begins" in delta.note)
+    assert any(code & BlockFlag.PINNED for code in begun.blocks[1::2])
+    ended = next(delta for delta in deltas if "sent has finished, and its blocks stay" in delta.note)
+    done = next(delta for delta in deltas if "the transfer of sent is done" in delta.note)
+    assert begun.step < ended.step < done.step
+    # `other` alone holds blocks now, and those of the transfer can be hit.
+    assert pinned[done.step].totals.cached_free >= 3
+    assert not any(code & BlockFlag.PINNED for code in done.blocks[1::2])
+
+
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.title)
 def test_every_scene_comes_to_its_end_and_speaks(scene):
     deltas, picture = acted_out(scene)
-    assert picture.counters.finished == len(scene.arrivals)
+    num_children = sum(len(fork.children) for fork in scene.forks.values())
+    assert picture.counters.finished == len(scene.arrivals) + num_children
     assert deltas[0].note.startswith(scene.opening)
