@@ -68,7 +68,9 @@ def run_live(
     runner = models.runner(prepared.model, prepared.config, profile.device)
     _warm_up(prepared, requests, runner)
     clock = RealClock()
-    facts = engine_facts(prepared.config, model=prepared.model.name, label=prepared.point.title)
+    facts = engine_facts(
+        prepared.config, model=prepared.model.name, label=prepared.point.title, allocator=profile.allocator
+    )
     publisher = TelemetryPublisher.open(
         facts,
         clock=clock,

@@ -52,7 +52,13 @@ def simulate(
     _refuse_no_pool(prepared)
     clock, publisher = VirtualClock(), None
     if recording is not None:
-        facts = engine_facts(config, model=prepared.model.name, label=prepared.point.title, simulated=True)
+        facts = engine_facts(
+            config,
+            model=prepared.model.name,
+            label=prepared.point.title,
+            simulated=True,
+            allocator=profile.allocator,
+        )
         publisher = TelemetryPublisher.open(facts, clock=clock, socket=False, recording=recording)
     engine = Engine(
         config,

@@ -130,7 +130,7 @@ def _wait(log: Callable[[ViewModel], LatencyLog], histogram: str, index: int) ->
 
 
 def _waste(model: ViewModel) -> Figure:
-    return model.picture.waste.paged.wasted_slots if model.picture is not None else None
+    return model.picture.waste.now.wasted_slots if model.picture is not None else None
 
 
 def _lines() -> Sequence[_Line]:

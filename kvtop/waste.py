@@ -1,4 +1,4 @@
-"""Slots that are set aside and hold nothing: paged as it is now, and two older allocators with the same requests."""
+"""Slots that are set aside and hold nothing: as it is now, and under two older allocators with the same requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,8 @@ from kvengine.telemetry.schema import Hello, RequestState, Status
 
 _HOLDS_TOKENS = ("full", "mla", "sliding_window", "chunked_local")
 """Kinds of groups whose blocks are made of one slot for each token."""
+_RESERVING = ("contiguous", "buddy")
+"""Allocators that hold slots for tokens which have not come, beyond what a block table lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +29,14 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waste:
-    """The running requests under three allocators; the last two share nothing between requests."""
+    """The running requests under the engine's own allocator, and under two that share nothing between requests."""
 
     num_requests: int
     num_tokens: int
     """Tokens that they have in the cache, those of shared blocks counted for each."""
-    paged: Allocation
-    """Blocks, the last of each request in part empty; shared blocks counted once."""
+    now: Allocation
+    """What the engine really holds: blocks or pages, the last of each request in part empty, shared ones counted once;
+    or all that was reserved."""
     contiguous: Allocation
     """A slab of the longest length for each request."""
     buddy: Allocation
@@ -57,7 +60,9 @@ def waste_now(facts: Hello, requests: Sequence[RequestState], num_in_use: int) -
     return Waste(
         num_requests=len(running),
         num_tokens=sum(lengths),
-        paged=_paged(facts, running, num_in_use),
+        now=_reserved(facts, lengths, num_in_use)
+        if facts.allocator in _RESERVING
+        else _paged(facts, running, num_in_use),
         contiguous=Allocation(
             allocated_slots=slab * len(lengths),
             wasted_slots=sum(slab - length for length in lengths),
@@ -83,6 +88,11 @@ def _paged(facts: Hello, running: Sequence[RequestState], num_in_use: int) -> Al
         wasted_slots=sum(unused_by_tail.values()),
         num_fitting=len(running),
     )
+
+
+def _reserved(facts: Hello, lengths: Sequence[int], num_in_use: int) -> Allocation:
+    held = num_in_use * facts.block_size
+    return Allocation(allocated_slots=held, wasted_slots=held - sum(lengths), num_fitting=len(lengths))
 
 
 def _token_group(facts: Hello) -> tuple[int, int]:

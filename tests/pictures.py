@@ -1,5 +1,6 @@
 """Pictures of the real scheduler at work, as the view sees them."""
 
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import SchedulerConfig
 from kvengine.kv_groups.kinds import GroupKind
 from kvengine.telemetry.schema import Hello
@@ -16,10 +17,19 @@ def a_picture(
     max_tokens: int = 9,
     max_model_len: int = 8192,
     groups: tuple[GroupKind, ...] = (),
+    block_size: int = 4,
+    allocator: AllocatorKind = AllocatorKind.PAGED,
 ) -> Picture:
     """The state after some steps with a request for each prompt."""
     limits = SchedulerConfig(max_num_seqs=8, max_model_len=max_model_len)
-    watched = WatchedEngine(sink := FrameList(), num_blocks=num_blocks, limits=limits, groups=groups)
+    watched = WatchedEngine(
+        sink := FrameList(),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        limits=limits,
+        groups=groups,
+        allocator=allocator,
+    )
     for name, prompt in zip("abcdefgh", prompts, strict=False):
         watched.add(name, prompt=prompt, max_tokens=max_tokens)
     watched.step(steps)

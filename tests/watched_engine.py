@@ -74,7 +74,7 @@ class WatchedEngine:
         config = an_engine_config(num_blocks=num_blocks, block_size=block_size, limits=limits)
         config = replace(config, groups=groups)
         self.clock = VirtualClock()
-        self.facts = engine_facts(config, model="tiny", simulated=True)
+        self.facts = engine_facts(config, model="tiny", simulated=True, allocator=allocator)
         self.publisher = publisher(self.facts, self.clock) if publisher else TelemetryPublisher(sinks, clock=self.clock)
         self.engine = Engine(
             config,

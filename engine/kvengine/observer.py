@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.protocol import EngineScheduler
 from kvengine.block_content import TextOf, block_content
 from kvengine.clock import Clock
@@ -40,7 +41,13 @@ ANSWERS = ("block",)
 
 
 def engine_facts(
-    config: EngineConfig, *, model: str, label: str = "", simulated: bool = False, accepts: Sequence[str] = ()
+    config: EngineConfig,
+    *,
+    model: str,
+    label: str = "",
+    simulated: bool = False,
+    accepts: Sequence[str] = (),
+    allocator: AllocatorKind = AllocatorKind.PAGED,
 ) -> Hello:
     """What a viewer is told about this engine.
 
@@ -50,6 +57,7 @@ def engine_facts(
         label: What sets this run apart from its neighbours, such as a point of a sweep.
         simulated: No model computes, so times mean nothing.
         accepts: Tags of the commands that viewers may send; see `control`.
+        allocator: Who hands out its slots.
     """
     return Hello(
         engine=f"kvengine {_version()}",
@@ -67,6 +75,7 @@ def engine_facts(
         max_model_len=config.scheduler.max_model_len,
         accepts=[*ANSWERS, *accepts],
         groups=_group_facts(config.groups),
+        allocator=str(allocator),
     )
 
 

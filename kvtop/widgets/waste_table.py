@@ -1,4 +1,4 @@
-"""What is set aside and holds nothing: paged now, and older allocators with the same requests."""
+"""What is set aside and holds nothing: now, and under older allocators with the same requests."""
 
 from textual.strip import Strip
 
@@ -10,6 +10,12 @@ from kvtop.widgets.line_pane import LinePane
 
 MIN_WIDTH_FOR_FITTING = 62
 BAR_COLUMNS = 8
+_NAMED = ("paged", "token_level")
+
+
+def _name_of(allocator: str) -> str:
+    """What the first row is called; a stream may say anything, and what the rows below are called says too little."""
+    return allocator if allocator in _NAMED else "now"
 
 
 class WasteTable(LinePane, can_focus=True):
@@ -19,8 +25,9 @@ class WasteTable(LinePane, can_focus=True):
 
     HELP = (
         "Slots of KV memory that are set aside and hold no token, with the requests that run now.\n"
-        "paged: the last block of each request, a shared one counted once. contiguous: a slab of the longest length\n"
-        "for each. buddy: a slab of the next power of two. The last two share nothing between requests."
+        "First what this engine holds: of paged and token_level the last block or page of each request, a shared one\n"
+        "counted once; of an engine that reserves, all that no token has come to. Then, with the same requests,\n"
+        "contiguous: a slab of the longest length for each; buddy: a slab of the next power of two; both share nothing."
     )
 
     def __init__(self, model: ViewModel, *, id: str = "waste") -> None:
@@ -40,7 +47,7 @@ class WasteTable(LinePane, can_focus=True):
             return line.strip()
         waste, palette = picture.waste, self.palette
         if y == 0:
-            return self._draw_row("paged", waste.paged, waste, width)
+            return self._draw_row(_name_of(picture.facts.allocator), waste.now, waste, width)
         if y == 1:
             return self._draw_row("contiguous", waste.contiguous, waste, width)
         if y == 2:

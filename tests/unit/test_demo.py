@@ -35,7 +35,7 @@ def test_the_teaching_scene_begins_as_in_the_text_book():
     _, picture = acted_out(TEACHING, steps=1)
     # A prompt of 14 tokens in blocks of 4: 4 of 28 blocks, 2 slots of slack; a slab of 64 would waste 50.
     assert (picture.num_in_use, picture.num_usable) == (4, POOL_BLOCKS) == (4, 28)
-    assert picture.waste.paged.wasted_slots == 2
+    assert picture.waste.now.wasted_slots == 2
     assert (picture.waste.contiguous_slab, picture.waste.contiguous.wasted_slots) == (SLAB_TOKENS, 50) == (64, 50)
 
 

@@ -97,6 +97,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", kw_only=T
     """Tags of the commands that viewers may send; see `commands`."""
     groups: list[GroupFacts] = []
     """KV cache groups, each with a block table for every request; empty for one of full attention."""
+    allocator: str = "paged"
+    """Who hands out the slots: `paged`, `contiguous`, `buddy` or `token_level`; a block is a slot of the middle two."""
 
 
 class Totals(msgspec.Struct, frozen=True, array_like=True):
