@@ -62,6 +62,8 @@ def csv_rows(document: Mapping[str, Any]) -> Iterator[dict[str, object]]:
     for number, engine in enumerate(document["engines"]):
         for row in _engine_rows(engine):
             yield {"engine": number, **row}
+    for entry in document.get("saved", ()):
+        yield {"engine": None, "section": "saved", "name": "file", "value": entry["file"]}
 
 
 def _engine_rows(engine: Mapping[str, Any]) -> Iterator[dict[str, object]]:

@@ -218,6 +218,12 @@ def test_what_cannot_be_kept_says_why_in_one_line(kvplan: Command, log: str, wor
     assert not Path("config").exists()
 
 
+def test_what_is_saved_is_said_in_every_form(kvplan: Command) -> None:
+    (entry,) = kvplan("explain start.log --save --gpu l40s --json").document["saved"]
+    assert f",saved,file,{entry['file']}" in kvplan("explain start.log --save --gpu l40s --format csv").stdout
+    assert entry["file"] in kvplan("explain start.log --save --gpu l40s").stderr
+
+
 def test_a_card_that_the_log_does_not_name_is_asked_for(kvplan: Command) -> None:
     Path("start.log").write_text(READY.replace("44.39", "44.40"))
     done = kvplan("explain start.log --save")
