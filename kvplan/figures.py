@@ -35,7 +35,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of all first admissions: what `first_prefix_hit_tokens` is a share of."""
     recomputed_tokens: int | None = None
     tail_waste_slots_mean: float | None = None
-    """Unused slots in the last blocks of running requests, mean over the steps."""
+    """Unused slots in the last blocks of running requests, or in what is reserved for them, mean over the steps."""
     tail_waste_fraction: float | None = None
     """Those slots over all slots of the blocks in use."""
     steps: int | None = None

@@ -90,8 +90,8 @@ PLANNED_NOTE = (
 )
 UNITS_NOTE = (
     "prefix hits, those of resumptions included, and recomputed in tokens; tail waste: unused slots in the last blocks"
-    " of running requests, as a share of all slots in use, over the steps; prompt tok/s counts whole prompts, also what"
-    " was found in the prefix cache"
+    " of running requests, or in what is reserved for them, as a share of all slots in use, over the steps; prompt"
+    " tok/s counts whole prompts, also what was found in the prefix cache"
 )
 
 
