@@ -15,7 +15,8 @@ from kvengine.request import Request
 from kvengine.scheduler import Scheduler
 from kvengine.spec import KVDtype
 from kvengine.torch_runner import TorchRunner, load_model
-from kvplan.engine_layout import decoder_layers, engine_layout
+from kvplan.engine_layout import decoder_layers, engine_layout, spec_layers
+from kvplan.model_spec import load_model as load_model_spec
 from tests.builders import a_request
 from tests.differential.model_families import FAMILIES, next_token_logits, save
 
@@ -89,6 +90,16 @@ def largest_error(pair: tuple[Decoder, Any], config: EngineConfig) -> float:
         assert known.abs().max() > 1, "logits near 0 prove nothing"
         errors.append(float((found - known).abs().max()))
     return max(errors)
+
+
+def test_the_planner_counts_what_the_engine_keeps(
+    pair: tuple[Decoder, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model, reference = pair
+    planned = load_model_spec(str(save(reference, tmp_path_factory.mktemp("planned"))))
+    dtype = KVDtype.BFLOAT16
+
+    assert spec_layers(planned, dtype, 16, tensor_parallel=1) == decoder_layers(model.config, dtype, 16)
 
 
 @pytest.mark.parametrize(
