@@ -1,18 +1,21 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from kvengine.errors import ConfigError
+from kvengine.model_config.huggingface import config_from_mapping
 from kvengine.model_config.read import read_config
 from kvengine.models.decoder import Decoder
+from kvengine.models.random_weights import RandomWeights
 from kvengine.models.weights import open_weights
 from kvengine.spec import KVDtype
-from kvengine.torch_runner import load_model
+from kvengine.torch_runner import load_model, random_model
 from kvplan.checkpoint import read_stored_weights
 from tests.differential.tiny_llama import a_llama_config, random_llama_weights, save_llama
 
@@ -250,3 +253,81 @@ def test_shards_that_are_missing_without_an_index_are_noticed(
     assert refused(folder) == f"{folder}: {message}"
     with pytest.raises(ConfigError, match="the weights are incomplete"):
         read_stored_weights(folder, float_width=2)
+
+
+def fp8_folder(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A model whose projections are stored in 8 bits with a scale for each block of 16 x 8, and their true values."""
+    quantization = {"quant_method": "fp8", "weight_block_size": [16, 8], "activation_scheme": "dynamic"}
+    config = a_llama_config(quantization_config=quantization)
+    tensors, known = {}, {}
+    for name, array in random_llama_weights(config).items():
+        value = torch.from_numpy(array)
+        if "_proj" not in name:
+            tensors[name] = known[name] = value
+            continue
+        blocks = [-(-size // block) for size, block in zip(value.shape, (16, 8), strict=True)]
+        scales = torch.rand(blocks) + 0.5
+        stored, exact = torch.empty(value.shape, dtype=torch.float8_e4m3fn), torch.empty(value.shape)
+        for row in range(value.shape[0]):
+            for column in range(value.shape[1]):
+                scale = scales[row // 16, column // 8]
+                stored[row, column] = value[row, column] / scale
+                exact[row, column] = stored[row, column].float() * scale
+        tensors[name], tensors[f"{name}_scale_inv"], known[name] = stored, scales, exact
+    folder = save_llama(tmp_path, config, {})
+    save_file(tensors, folder / "model.safetensors")
+    return folder, known
+
+
+def test_matrices_of_8_bits_are_multiplied_with_the_scale_of_their_block(tmp_path: Path) -> None:
+    folder, known = fp8_folder(tmp_path)
+
+    source = open_weights(folder, read_config(folder))
+
+    for name, value in known.items():
+        assert torch.equal(source.tensor(name, value.shape), value), name
+    load(folder)  # the scales are no weights that have no place
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("model.layers.0.mlp.up_proj.weight_scale_inv"), "its scales"),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(3, 1)}),
+            r"have shape \[3, 1\]; the blocks are \[3, 3\]",
+        ),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(
+    change: Callable[[dict[str, torch.Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    folder, _ = fp8_folder(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+def test_random_weights_depend_on_their_name_and_seed_alone() -> None:
+    def made(name: str, *, seed: int = 0) -> torch.Tensor:
+        source = RandomWeights(dtype=torch.bfloat16, device=torch.device("cpu"), seed=seed)
+        source.tensor("another", (3, 3))
+        return source.tensor(name, (64, 100))
+
+    first = made("model.layers.0.mlp.up_proj.weight")
+
+    assert first.dtype == torch.bfloat16
+    assert torch.equal(first, made("model.layers.0.mlp.up_proj.weight"))
+    assert not torch.equal(first, made("model.layers.0.mlp.gate_proj.weight"))
+    assert not torch.equal(first, made("model.layers.0.mlp.up_proj.weight", seed=1))
+    # 6,400 draws of variance 1 / 100.
+    assert first.float().std().item() == pytest.approx(0.1, rel=0.05)
+
+
+def test_random_models_need_no_files_and_are_the_same_each_time() -> None:
+    config = config_from_mapping(a_llama_config(), where="test")
+    batches = [random_model(config, dtype=KVDtype.FLOAT32, device="cpu")._head for _ in range(2)]
+    assert torch.equal(*batches)

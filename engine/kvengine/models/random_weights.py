@@ -39,6 +39,7 @@ class RandomWeights:
         """Make one tensor."""
         if name.endswith("norm.weight"):
             return torch.full(shape, self._norm_weight, dtype=self._dtype, device=self._device)
-        self._generator.manual_seed(self._seed << 32 | crc32(name.encode()))
+        # 32 bits: the generator of the CPU takes no more of a seed.
+        self._generator.manual_seed(crc32(f"{self._seed} {name}".encode()))
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         return tensor.normal_(std=1 / math.sqrt(shape[-1]), generator=self._generator)

@@ -8,6 +8,8 @@ import torch
 
 from kvengine.attention.base import ModelAttention
 from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.kv_groups.kinds import FullAttention, SlidingWindow
+from kvengine.model_config.huggingface import config_from_mapping
 from kvengine.request import Request
 from kvengine.scheduler import Scheduler
 from kvengine.spec import KVDtype
@@ -97,7 +99,67 @@ def generate(config: dict[str, object], device: str, num_blocks: int) -> tuple[l
     return requests, runner.backend_name
 
 
+def groups_case() -> Case:
+    """Full layers and layers with windows in groups of their own, beyond the windows: as the torch backend attends."""
+
+    def run(device: str) -> None:
+        from kvengine.attention.torch_backend import TorchBackend
+        from kvengine.attention.triton_backend import TritonBackend
+        from kvengine.batch import BatchBuilder
+        from kvengine.models.cache_layout import model_attention
+        from kvengine.torch_runner import random_model
+
+        model = random_model(
+            config_from_mapping(WINDOWS, where="case"),
+            dtype=KVDtype.FLOAT32,
+            device="cuda" if device == "cuda" else "cpu",
+        )
+        window = SlidingWindow(block_size=4, window=6)
+        limits = EngineConfig(
+            kv_cache=model.config.kv_cache_spec(KVDtype.FLOAT32, 4, layers_per_block=1),
+            groups=(window, FullAttention(block_size=4), window),
+            group_layers=((0,), (1,), (2,)),
+            num_blocks=60,
+            scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=12, max_model_len=64),
+        )
+        attention, place = model_attention(model.config, limits), model.device
+        kinds = (TorchBackend, TritonBackend)
+        known, ours = (kind(limits.kv_cache, 60, model=attention, dtype=torch.float32, device=place) for kind in kinds)
+        scheduler, builder = Scheduler(limits), BatchBuilder(limits, place)
+        for index, prompt in enumerate(([7], list(range(10, 25)), [*range(10, 18), 3, 4, 5])):
+            scheduler.add_request(a_request(str(index), prompt=prompt, max_tokens=4))
+        while scheduler.has_unfinished:
+            output = scheduler.schedule()
+            batch = builder.build(output)
+            logits = []
+            for backend in (known, ours):
+                backend.copy_blocks(output.block_copies)
+                backend.plan(batch)
+                logits.append(model.forward(batch, backend))
+            torch.testing.assert_close(logits[1], logits[0], atol=1e-5, rtol=0)
+            scheduler.update(output, dict(zip(batch.sampled_requests, logits[0].argmax(-1).tolist(), strict=True)))
+
+    return run
+
+
+WINDOWS = {
+    "model_type": "gemma3_text",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 50,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 6,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 11,
+}
+
 CASES: dict[str, Case] = {
+    "engine: windows in groups": groups_case(),
     "backend: block-major": backend_case("block_major"),
     "backend: key chunks": backend_case("key_chunks"),
     "engine: a tiny Llama": engine_case(num_blocks=40, preempts=False),
