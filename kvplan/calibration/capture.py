@@ -105,7 +105,8 @@ def _card(reading: EngineReading, gpu: GpuSpec | None, log: str) -> CardSeen:
         if total is not None and abs(float(total) * GIB / gpu.process_bytes - 1) > _CARD_TOLERANCE:
             there = format_bytes(gpu.process_bytes)
             raise ConfigError(f"the log's card has {total} GiB, {gpu.name} has {there}", where="--gpu")
-        return CardSeen(name=gpu.name, total_gib=total)
+        memory = f"{gpu.total_bytes / GIB:.2f}" if total is None else None
+        return CardSeen(name=gpu.name, total_gib=total, memory_gib=memory)
     if reading.gpu.name:
         return CardSeen(name=reading.gpu.name, total_gib=total)
     if total is None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from kvengine.spec import KVDtype
 from kvengine.units import GIB
-from kvplan.calibration.names import folded_gpu, same_model
-from kvplan.calibration.record import Calibration, Settings
+from kvplan.calibration.names import folded_gpu, nominal_gb, same_model
+from kvplan.calibration.record import Calibration, CardSeen, Settings
 from kvplan.calibration.store import Stored
 from kvplan.capacity import EngineKind
 from kvplan.engine_inputs import EngineInputs
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kvplan.plan import PlanInputs
 
 _CARD_TOLERANCE = 0.02
+_NOMINAL_TOLERANCE = 0.1
+"""`80GB` in a card's name is 80e9 to 85e9 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +124,25 @@ def _is_given(inputs: "PlanInputs") -> bool:
 
 def _card_differences(calibration: Calibration, gpu: GpuSpec) -> Iterator[Difference]:
     seen = calibration.gpu
-    total = None if seen.total_gib is None else float(seen.total_gib) * GIB
-    is_other_size = total is not None and (
-        abs(total / gpu.process_bytes - 1) > _CARD_TOLERANCE or total > gpu.total_bytes
-    )
     kept = calibration.pool.available_gib
     if kept is not None and float(kept) * GIB > gpu.process_bytes:
         yield Difference(what="KV memory", there=f"{kept} GiB", here="a smaller card")
-    if folded_gpu(seen.name) != folded_gpu(gpu.name) or is_other_size:
-        size = f" of {seen.total_gib} GiB" if seen.total_gib else ""
+    if folded_gpu(seen.name) != folded_gpu(gpu.name) or not _is_of_that_size(seen, gpu):
+        known = seen.total_gib or seen.memory_gib
+        size = f" of {known} GiB" if known else ""
         here = gpu.name or "a card by its size alone"
         yield Difference(what="--gpu", there=f"{seen.name}{size}", here=f"{here} of {gpu.process_bytes / GIB:.2f} GiB")
+
+
+def _is_of_that_size(seen: CardSeen, gpu: GpuSpec) -> bool:
+    """Whether a card can be the one that was seen; a log that prints no memory may have it in the card's name."""
+    if seen.total_gib is not None:
+        total = float(seen.total_gib) * GIB
+        return abs(total / gpu.process_bytes - 1) <= _CARD_TOLERANCE and total <= gpu.total_bytes
+    if seen.memory_gib is not None:
+        return abs(float(seen.memory_gib) * GIB / gpu.total_bytes - 1) <= _CARD_TOLERANCE
+    nominal = nominal_gb(seen.name)
+    return nominal is None or abs(nominal * 1e9 / gpu.total_bytes - 1) <= _NOMINAL_TOLERANCE
 
 
 def _version_differences(

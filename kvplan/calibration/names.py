@@ -27,6 +27,12 @@ def folded_gpu(name: str) -> str:
     return " ".join(word for word in words if not _UNTELLING.fullmatch(word))
 
 
+def nominal_gb(name: str) -> int | None:
+    """Return the memory that a card has in its name: `NVIDIA A100-SXM4-80GB` is one of 80; None without it."""
+    found = re.search(r"(\d{1,3})\s?gb", name.casefold())
+    return int(found[1]) if found else None
+
+
 def _owner(name: str) -> str:
     """Return who a Hub id belongs to; a path tells no owner."""
     parts = name.strip().replace("__", "/").split("/")

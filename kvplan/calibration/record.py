@@ -19,6 +19,8 @@ class CardSeen(FileSchema, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(min_length=1)]
     total_gib: Gib | None = None
     """Memory that the engine saw, as printed."""
+    memory_gib: Gib | None = None
+    """Memory of the card that was named, where the log does not print what the engine saw."""
 
 
 class Settings(FileSchema, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ more than all of a budget. Text that was typed and defaults that were not are ta
 (numbers, choices and paths from the command line) still goes through typer.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -35,8 +37,26 @@ def _make_lean(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
+@contextmanager
+def _literal_help(parameters: list[Any]) -> Iterator[None]:
+    """Let square brackets of help texts be shown: rich takes them for markup."""
+    texts = [(parameter, parameter.help) for parameter in parameters if getattr(parameter, "help", None)]
+    for parameter, text in texts:
+        parameter.help = text.replace("[", "\\[")
+    try:
+        yield
+    finally:
+        for parameter, text in texts:
+            parameter.help = text
+
+
 class LeanCommand(TyperCommand):
     """A command with lean parameters."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page, with what stands in square brackets."""
+        with _literal_help(self.get_params(ctx)):
+            super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, the help option included."""

@@ -147,6 +147,25 @@ def test_a_model_is_known_by_its_folder_and_by_no_other_owner(kvplan: Command, k
         assert (kvplan(f"budget {SAME} --json").document["calibration"] is not None) is is_same, name
 
 
+@pytest.mark.parametrize(
+    ("seen", "is_same"),
+    [
+        ("name: NVIDIA A100-SXM4-80GB", True),
+        ("name: NVIDIA A100-SXM4-40GB", False),
+        ("name: NVIDIA A100\n  memory_gib: '80.00'", True),
+        ("name: NVIDIA A100\n  memory_gib: '40.00'", False),
+        ("name: NVIDIA A100-PCIE-80GB", False),
+    ],
+)
+def test_cards_of_one_name_are_told_apart_by_their_memory(
+    kvplan: Command, kept: Path, seen: str, is_same: bool
+) -> None:
+    # The log of another card, which prints no memory that the engine saw; A100s there are of 40 and of 80 GB.
+    kept.write_text(kept.read_text().replace("name: NVIDIA L40S\n  total_gib: '44.39'", seen))
+    done = kvplan(f"budget {SAME.replace('l40s', 'a100-80gb')} --json")
+    assert (done.document["calibration"] is not None) is is_same
+
+
 def test_another_engine_is_no_near_miss(kvplan: Command, kept: Path) -> None:
     done = kvplan("budget llama-3.1-8b --gpu l40s --engine sglang --max-model-len 16384 --json")
     assert (done.document["calibration"], done.stderr) == (None, "")

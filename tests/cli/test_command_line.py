@@ -150,6 +150,14 @@ def test_each_command_says_its_version(capsys: pytest.CaptureFixture[str], modul
     assert capsys.readouterr().out == f"{name} {metadata.version('pagedkv')}\n"
 
 
+def test_defaults_in_help_texts_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    for words in (["budget", "--help"], ["profiles", "list", "--help"]):
+        page = run_kvplan(capsys, *words).stdout
+        assert "[default: " in page
+        assert "\\[" not in page
+
+
 def _hints() -> list[tuple[str, str]]:
     """Every hint of an error that stands in the sources as text, and where."""
     import ast
