@@ -90,9 +90,11 @@ class WatchedEngine:
         """The engine's own books, to compare with what the stream says."""
         return self.engine._scheduler
 
-    def add(self, *names: str, prompt: str | Sequence[int] = "abcdef", max_tokens: int = 4, priority: int = 0) -> None:
+    def add(
+        self, *names: str, prompt: str | Sequence[int] = "abcdef", max_tokens: int = 4, priority: int = 0, n: int = 1
+    ) -> None:
         for name in names:
-            self.engine.add_request(a_request(name, prompt=prompt, max_tokens=max_tokens, priority=priority))
+            self.engine.add_request(a_request(name, prompt=prompt, max_tokens=max_tokens, priority=priority, n=n))
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):

@@ -34,6 +34,10 @@ class Publisher(Protocol):
         """Note a request that goes on from what another one has computed."""
         ...
 
+    def pins_changed(self) -> None:
+        """Note that blocks were pinned for a transfer, or let go of."""
+        ...
+
     def request_aborted(self, request: Request) -> None:
         """Note a request that was taken out before its end."""
         ...
@@ -185,7 +189,9 @@ class Engine:
         Raises:
             ConfigError: The request does not run.
         """
-        return self._sharing_scheduler().pin(request_id)
+        transfer = self._sharing_scheduler().pin(request_id)
+        self._note_pins()
+        return transfer
 
     def unpin(self, handle: TransferHandle) -> Transfer:
         """Complete a transfer that `pin` began.
@@ -193,8 +199,9 @@ class Engine:
         Raises:
             TransferError: There never was such a transfer, or it has been completed already.
         """
-        self._idle_steps = 0
-        return self._sharing_scheduler().unpin(handle)
+        transfer = self._sharing_scheduler().unpin(handle)
+        self._note_pins()
+        return transfer
 
     def preempt(self, request_id: RequestId) -> Request | None:
         """Preempt a running request with the next step, though nobody needs its blocks; None if it does not run.
@@ -274,6 +281,11 @@ class Engine:
             f" {limits.max_num_batched_tokens} tokens",
             hint="" if limits.enable_chunked_prefill else "turn chunked prefill on, or raise max_num_batched_tokens",
         )
+
+    def _note_pins(self) -> None:
+        self._idle_steps = 0
+        if self._publisher is not None:
+            self._publisher.pins_changed()
 
     def _sharing_scheduler(self) -> Scheduler:
         if not isinstance(self._scheduler, Scheduler):

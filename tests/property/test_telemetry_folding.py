@@ -10,8 +10,9 @@ from kvengine.allocators.protocol import EngineScheduler
 from kvengine.block_ledger import BlockLedger
 from kvengine.block_pool import BlockId
 from kvengine.config import SchedulerConfig, SchedulingPolicy
+from kvengine.kv_cache_manager import KVCacheManager
 from kvengine.kv_groups.kinds import FullAttention, GroupKind, LinearState, SlidingWindow, StateMode
-from kvengine.request import RequestStatus
+from kvengine.request import Request, RequestId, RequestStatus
 from kvengine.telemetry.schema import REF_COUNT_SHIFT, BlockFlag, End, Hello, Status, block_code
 from kvengine.telemetry.state import StepSnapshot, StreamState, block_states
 from kvtop.pool import Pool
@@ -23,10 +24,27 @@ class Add:
     prompt: str
     max_tokens: int
     priority: int
+    n: int
 
 
 @dataclass(frozen=True)
 class Abort:
+    number: int
+
+
+@dataclass(frozen=True)
+class Fork:
+    number: int
+    last_token: int | None
+
+
+@dataclass(frozen=True)
+class Pin:
+    number: int
+
+
+@dataclass(frozen=True)
+class Unpin:
     number: int
 
 
@@ -48,14 +66,29 @@ class Watch:
 
 
 # Two letters make equal prefixes common; eight usable blocks of four tokens make preemptions common.
-ACTIONS = st.one_of(
-    st.builds(
-        Add, prompt=st.text("ab", min_size=1, max_size=14), max_tokens=st.integers(1, 12), priority=st.integers(0, 2)
-    ),
+def adds(*numbers_of_samples: int) -> st.SearchStrategy[Add]:
+    return st.builds(
+        Add,
+        prompt=st.text("ab", min_size=1, max_size=14),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 2),
+        n=st.sampled_from(numbers_of_samples),
+    )
+
+
+OTHERS = (
     st.builds(Abort, number=st.integers(0, 5)),
     st.builds(Steps, count=st.integers(1, 5)),
     st.just(Poll()),
     st.builds(Watch, is_listening=st.booleans()),
+)
+ACTIONS = st.one_of(adds(1), *OTHERS)
+SHARING = st.one_of(
+    adds(1, 1, 1, 3),
+    *OTHERS,
+    st.builds(Fork, number=st.integers(0, 5), last_token=st.sampled_from([None, 97])),
+    st.builds(Pin, number=st.integers(0, 5)),
+    st.builds(Unpin, number=st.integers(0, 5)),
 )
 GROUPS: list[tuple[GroupKind, ...]] = [
     (),
@@ -106,7 +139,11 @@ def assert_is_state_of(snapshot: StepSnapshot, scheduler: EngineScheduler, num_s
     pool = scheduler.kv_cache.pool
     ref_counts = [pool.ref_count(BlockId(block)) for block in range(pool.num_blocks)]
     cached = [pool.is_cached(BlockId(block)) for block in range(pool.num_blocks)]
-    codes = [block_code(count, BlockFlag.CACHED * flag) for count, flag in zip(ref_counts, cached, strict=True)]
+    pinned = scheduler.kv_cache.pinned_blocks if isinstance(scheduler.kv_cache, KVCacheManager) else ()
+    codes = [
+        block_code(count, BlockFlag.CACHED * flag | BlockFlag.PINNED * (block in pinned))
+        for block, (count, flag) in enumerate(zip(ref_counts, cached, strict=True))
+    ]
     assert snapshot.blocks.codes.tolist() == [BlockFlag.NULL, *codes[1:]]
 
     pairs = list(zip(ref_counts[1:], cached[1:], strict=True))
@@ -155,14 +192,33 @@ def assert_knows_of_blocks_what_was_told(viewer: FoldingSink, ledger: BlockLedge
     assert viewer.pool.num_references == sum(code >> REF_COUNT_SHIFT for code in ledger._codes)
 
 
+def share(watched: WatchedEngine, request: Request, action: Fork | Pin, number: int) -> None:
+    if isinstance(action, Pin):
+        watched.engine.pin(request.request_id)
+        return
+    tokens = None if action.last_token is None or not request.num_output_tokens else [action.last_token]
+    watched.engine.fork(request.request_id, [RequestId(f"r{number}")], tokens)
+
+
 def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) -> bool:
     """Do one thing; whether the stream was spoken to."""
     if isinstance(action, Add):
-        watched.add(f"r{number}", prompt=action.prompt, max_tokens=action.max_tokens, priority=action.priority)
+        watched.add(
+            f"r{number}", prompt=action.prompt, max_tokens=action.max_tokens, priority=action.priority, n=action.n
+        )
     elif isinstance(action, Abort):
         live = [*watched.scheduler.running, *watched.scheduler.waiting]
         if live:
             watched.engine.abort(live[action.number % len(live)].request_id)
+    elif isinstance(action, Fork | Pin):
+        running = watched.scheduler.running
+        if running and len(running) < 8:
+            share(watched, running[action.number % len(running)], action, number)
+    elif isinstance(action, Unpin):
+        assert isinstance(watched.scheduler.kv_cache, KVCacheManager)
+        handles = list(watched.scheduler.kv_cache.transfers)
+        if handles:
+            watched.engine.unpin(handles[action.number % len(handles)])
     elif isinstance(action, Steps):
         watched.step(action.count)
         return True
@@ -175,7 +231,7 @@ def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) 
 
 
 @given(
-    actions=st.lists(ACTIONS, max_size=40),
+    actions=st.lists(SHARING, max_size=40),
     limits=st.builds(
         SchedulerConfig,
         max_num_seqs=st.just(4),
