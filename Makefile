@@ -7,7 +7,7 @@ CONSTRAINTS ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo constraints
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 STAMP := $(VENV)/.installed
 
-.PHONY: run test check bench fix format-check lint types layers generated clean
+.PHONY: run test check bench soak fix format-check lint types layers generated clean
 
 run: $(STAMP)
 	@$(BIN)/kvplan budget smollm2-135m --available-kv 44MiB --kv-cache-dtype float32 --max-model-len 512 \
@@ -21,6 +21,10 @@ check: format-check lint types layers generated test
 
 bench: $(STAMP)
 	@for name in block_pool scheduler startup decode; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+# A million random operations on the scheduler, everything checked: some minutes.
+soak: $(STAMP)
+	@$(BIN)/python -m tests.soak
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; run make with PYTHON=python3.11")'
