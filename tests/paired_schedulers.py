@@ -65,17 +65,12 @@ class PairedSchedulers:
         self.scheduler.add_request(request)
         plain = PlainRequest(
             name,
-            request.prompt_token_ids,
+            _with_media(request),
             max_tokens,
             priority=priority,
             salt=f"{salt}/{adapter}",
             encoder_tokens=num_encoder_tokens,
             num_samples=n,
-            marks={
-                item.offset + index: (item.content, index, item.num_tokens)
-                for item in media
-                for index in range(item.num_tokens)
-            },
         )
         self._plain.add(plain)
         return True
@@ -204,6 +199,16 @@ class PairedSchedulers:
         assert hits == expected.first_hits + expected.resumed_hits
         assert output.num_tokens == sum(item.num_tokens for item in output.scheduled)
         assert output.num_tokens <= self._plain.limits.max_num_batched_tokens
+
+
+def _with_media(request: Request) -> list[object]:
+    """What stands at each position of a prompt."""
+    tokens: list[object] = list(request.prompt_token_ids)
+    for item in request.media:
+        for index in range(item.num_tokens):
+            place = item.offset + index
+            tokens[place] = tokens[place], item.content, index, item.num_tokens
+    return tokens
 
 
 def _new_blocks(output: SchedulerOutput) -> dict[str, list[list[int]]]:

@@ -4,9 +4,10 @@ Nothing is shared with the engine but its configuration. A block's content is na
 tokens up to the end of a prefix; the cache is a list of entries in order of entry.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, gcd, lcm
+from typing import Any
 
 from kvengine.config import EngineConfig
 from kvengine.kv_groups.kinds import (
@@ -28,7 +29,8 @@ NULL = 0
 @dataclass(eq=False)
 class PlainRequest:
     name: str
-    tokens: list[int]
+    tokens: list[Any]
+    """What stands at each position: a token, or one with the part of an image or the like that is behind it."""
     max_tokens: int
     priority: int = 0
     salt: str = ""
@@ -47,8 +49,6 @@ class PlainRequest:
     junction: int = 0
     num_samples: int = 1
     """Sequences that are sampled from its prompt."""
-    marks: Mapping[int, object] = field(default_factory=dict)
-    """By position: what of an image or the like stands behind a placeholder token."""
     to_bring: list[list[int]] = field(default_factory=list)
     """By group: positions whose content moves back from the host in this step."""
 
@@ -61,11 +61,7 @@ class PlainRequest:
         return self.priority, self.arrival
 
     def content(self, group: int, num_tokens: int) -> Content:
-        tokens: list[object] = list(self.tokens[:num_tokens])
-        for position, mark in self.marks.items():
-            if position < num_tokens:
-                tokens[position] = tokens[position], mark
-        return group, self.salt, tuple(tokens)
+        return group, self.salt, tuple(self.tokens[:num_tokens])
 
 
 class PlainCache:

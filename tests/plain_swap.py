@@ -47,7 +47,7 @@ class SwapRules:
             return False
         host = [{position: self.free_host.pop() for position in positions} for positions in to_move]
         self.moved_out[request.name] = [
-            (table[position], block)
+            (self.before_copies(table[position]), block)
             for table, places in zip(request.tables, host, strict=True)
             for position, block in places.items()
         ]
@@ -60,6 +60,13 @@ class SwapRules:
         self.kept[request.name] = PlainKept(request, request.computed, request.junction, held, host)
         request.tables, request.computed = [], 0
         return True
+
+    def before_copies(self: Any, block: int) -> int:
+        """Where what a block will hold is until the copies of this step run."""
+        for source, destination in [pair for pairs in self.copies for pair in pairs][::-1]:
+            if destination == block:
+                block = source
+        return block
 
     def swap_in(self: Any, request: PlainRequest, found: list[list[int]], end: int, room: int) -> bool:
         """Give back what is kept; of a lone full group, blocks that are found are shared instead."""

@@ -101,7 +101,7 @@ def mixes() -> list[Mix]:
         _mix("one token a block, lfu", num_blocks=90, block_size=1, eviction_policy=EvictionPolicy.LFU),
         _mix("drafts", num_blocks=32, max_drafts=3, num_lookahead_tokens=3),
         _mix("fewest blocks lost", num_blocks=30, victim_policy=VictimPolicy.FEWEST_BLOCKS_LOST),
-        _mix("swapping", num_blocks=26, num_host_blocks=30),
+        _mix("swapping", num_blocks=26, num_host_blocks=30, victim_policy=VictimPolicy.FEWEST_BLOCKS_LOST),
         _mix("swapping groups", full, window, LinearState(block_size=4), num_blocks=60, num_host_blocks=60),
         _mix("full and windows", full, window, window, num_blocks=60),
         _mix("chunked-local", full, ChunkedLocal(block_size=4, chunk=8), num_blocks=44),

@@ -121,7 +121,9 @@ class SwapSpace:
                     kept.block_ids[position] = table.block_ids[position]
                 else:
                     kept.on_host[position] = next(unassigned)
-                    moves.append(SwapMove(table.block_ids[position], kept.on_host[position]))
+                    # A private copy that this step asked for is not there yet when the content is moved.
+                    source = group.origin(table.block_ids[position])
+                    moves.append(SwapMove(source, kept.on_host[position]))
             tables.append(kept)
             group.free(table, num_tokens, staying=stay)
         self._kept[request.request_id] = Kept(

@@ -156,6 +156,10 @@ class GroupManager:
             if self._pool.ref_count(block) - self._copies.num_holds(block) == 1:
                 table.shared_tail = None
 
+    def origin(self, block: BlockId) -> BlockId:
+        """The block that holds now, before the copies of this step, what a block is to hold after them."""
+        return self._copies.origin(block)
+
     def grow(self, table: BlockTable, target: int) -> list[BlockId]:
         """Take blocks until a table reaches a target, a private copy of a shared tail first.
 
