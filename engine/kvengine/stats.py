@@ -145,10 +145,6 @@ class StatsCollector:
         """Count nothing anew: what a forked request shares was computed once, by its parent."""
         self._reached[request.request_id] = request.num_computed_tokens
 
-    def pins_changed(self) -> None:
-        """See `Publisher`."""
-        self._publisher.pins_changed()
-
     def request_aborted(self, request_id: RequestId) -> None:
         """Count a request that was taken out before its end."""
         self.aborted += 1
