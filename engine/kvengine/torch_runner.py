@@ -100,7 +100,7 @@ class TorchRunner:
         if self._host is not None:
             self._host.swap_out(output.moves_out)
             self._host.swap_in(output.moves_in)
-        self._attention.copy_blocks(output.block_copies)
+        self._attention.copy_blocks(output.independent_copies)
         if not output.scheduled:
             return {}
         batch = self._builder.build(output)
