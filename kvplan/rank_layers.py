@@ -16,7 +16,7 @@ from kvplan.kv_layout.layers import (
     state_bytes,
 )
 from kvplan.kv_packing import KVPacking, packed_row_bytes
-from kvplan.models.layer_parts import KeptRows, KeptState, LayerParts, RowUse
+from kvplan.models.layer_parts import KeptRows, KeptState, LayerParts, RowUse, StateKind
 
 _KERNEL_BLOCK = 16
 _LATENT_BLOCK, _COMPRESSED_BLOCK = 64, 256
@@ -38,6 +38,8 @@ class CacheForm:
     hybrid_manager: bool | None = None
     """None for the engine's own choice: off for chunked attention."""
     speculative_tokens: int = 0
+    mamba2_checkpoint: bool = False
+    """Whether cached Mamba-2 states have a block for a checkpoint within a prefill."""
     max_model_len: int = 1
 
 
@@ -130,6 +132,8 @@ def _state(state: KeptState, form: CacheForm, block_size: int) -> StateLayer:
         state_bytes=rank_state_bytes(state, form),
         block_size=block_size if form.prefix_caching else form.max_model_len,
         blocks_per_request=state_blocks_per_request(
-            prefix_caching=form.prefix_caching, speculative_tokens=form.speculative_tokens
+            prefix_caching=form.prefix_caching,
+            speculative_tokens=form.speculative_tokens,
+            checkpoint_blocks=int(form.mamba2_checkpoint and state.kind is StateKind.MAMBA2),
         ),
     )

@@ -16,6 +16,8 @@ class VllmRules:
     """Sliding windows are charged for every concurrent batch in flight, or for one."""
     null_block_in_check: bool
     """The start-up check takes the null block off what is available."""
+    mamba2_keeps_checkpoint: bool
+    """A request's cached Mamba-2 states have one block more, which a prefill writes on its way."""
 
 
 def parse_version(text: str) -> Version | None:
@@ -35,4 +37,5 @@ def vllm_rules(version: Version) -> VllmRules:
         tokens_are_concurrency_times_length=version >= (0, 20, 1),
         windows_hold_all_batches=version >= (0, 27, 0),
         null_block_in_check=version >= (0, 32, 0),
+        mamba2_keeps_checkpoint=version >= (0, 32, 0),
     )
