@@ -65,7 +65,13 @@ def model_from_config(
     layers = _build_layers(family, shape)
     dtype = _dtype(reader) or _dtype(outer)
     quantization = read_quantization(reader) or read_quantization(outer)
-    has_towers = plain is not outer or family.towers or outer.has("vision_config") or outer.has("mm_vision_tower")
+    is_text = plain is outer and model_type.endswith("_text") and "Conditional" not in (_architecture(outer) or "")
+    has_towers = (
+        plain is not outer
+        or (family.towers and not is_text)
+        or outer.has("vision_config")
+        or outer.has("mm_vision_tower")
+    )
     draft_layers = () if assumption else family.drafts(shape, family)
     encoder_tokens = family.encoder_tokens(reader)
     weights = _weights(reader, outer, family, shape, layers)

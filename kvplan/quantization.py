@@ -10,6 +10,7 @@ bitsandbytes                  4, 8   a 32-bit scale per 64, itself packed head, 
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -50,8 +51,8 @@ class Quantization:
     """Bits of one quantised parameter, scales and zero points included; None where they cannot be told."""
     roles: frozenset[Role] = field(default_factory=lambda: frozenset(_SAMPLE_MODULES))
     """Roles whose matrices are quantised."""
-    expert_bits: Fraction | None = None
-    """Bits of one parameter of an expert; None where they are those of the others."""
+    role_bits: Mapping[Role, Fraction] = field(default_factory=dict)
+    """Bits of one parameter of a role, where they are not those of the others."""
     kv_scheme: str = ""
     """`fp8`, the words of another KV element type, or nothing."""
 
@@ -60,7 +61,7 @@ class Quantization:
         assert self.bits is not None, "asked only where the bits are known"
         if role not in self.roles:
             return params * plain_bytes
-        bits = self.expert_bits if self.expert_bits is not None and role is Role.EXPERT else self.bits
+        bits = self.role_bits.get(role, self.bits)
         return -(-params * bits.numerator // (8 * bits.denominator))
 
 
@@ -75,12 +76,14 @@ def read_quantization(reader: ConfigReader) -> Quantization | None:
         return None
     said = reader.nested(key)
     method = _method(said)
+    if _algorithm(said) == _MIXED:
+        return _mixed_quantization(said)
     return Quantization(
         method=method,
         bits=_bits(said, method),
         roles=_roles(said, method),
         # DeepSeek-V4 states it beside the object.
-        expert_bits=_USUAL_BITS["mxfp4"] if reader.get("expert_dtype") == "fp4" else None,
+        role_bits={Role.EXPERT: _USUAL_BITS["mxfp4"]} if reader.get("expert_dtype") == "fp4" else {},
         kv_scheme=stated_kv_scheme(said.get("kv_cache_scheme") or said.get("kv_cache_quant_algo")),
     )
 
@@ -88,12 +91,54 @@ def read_quantization(reader: ConfigReader) -> Quantization | None:
 def modelopt_quantization(said: ConfigReader) -> Quantization:
     """Read the `quantization` object of an `hf_quant_config.json`."""
     algorithm = _algorithm(said)
+    if algorithm == _MIXED:
+        return _mixed_quantization(said)
     return Quantization(
         method=f"modelopt {algorithm}".strip(),
         bits=_algorithm_bits(algorithm),
         roles=_roles(said, "modelopt"),
         kv_scheme=stated_kv_scheme(said.get("kv_cache_quant_algo")),
     )
+
+
+def _mixed_quantization(said: ConfigReader) -> Quantization:
+    """Read modelopt's list of modules, each with its algorithm: a role has the one that most of its modules have."""
+    counted: dict[Role, Counter[str]] = {}
+    for name, entry in said.mapping("quantized_layers").items():
+        role = _role_of_module(name)
+        algorithm = entry.get("quant_algo") if isinstance(entry, Mapping) else None
+        if role is not None and isinstance(algorithm, str):
+            counted.setdefault(role, Counter())[algorithm[:40].upper()] += 1
+    bits = {role: _algorithm_bits(algorithms.most_common(1)[0][0]) for role, algorithms in counted.items()}
+    known = {role: size for role, size in bits.items() if size is not None}
+    return Quantization(
+        method=f"modelopt {_MIXED}",
+        bits=max(known.values(), default=None) if len(known) == len(bits) else None,
+        roles=frozenset(known),
+        role_bits=known,
+        kv_scheme=stated_kv_scheme(said.get("kv_cache_quant_algo")),
+    )
+
+
+_ROLE_WORDS: tuple[tuple[str, Role], ...] = (
+    (".shared_expert", Role.SHARED_EXPERT),
+    (".experts.", Role.EXPERT),
+    (".self_attn.", Role.ATTENTION),
+    (".mixer.q_proj", Role.ATTENTION),
+    (".mixer.k_proj", Role.ATTENTION),
+    (".mixer.v_proj", Role.ATTENTION),
+    (".mixer.o_proj", Role.ATTENTION),
+    (".linear_attn.", Role.STATE),
+    (".mamba.", Role.STATE),
+    (".mixer.", Role.STATE),
+    (".mlp.", Role.MLP),
+    (".feed_forward.", Role.MLP),
+)
+"""Words in the name of a module, the first that is there, to the role of its matrix."""
+
+
+def _role_of_module(name: str) -> Role | None:
+    return next((role for word, role in _ROLE_WORDS if word in name), None)
 
 
 def quantization_named(name: str) -> Quantization | None:
@@ -119,6 +164,7 @@ _USUAL_ROLES: Mapping[str, frozenset[Role]] = {
     # Meta's recipe leaves attention in 16 bits (Llama 3, arXiv:2407.21783, section 6.2).
     "fbgemm_fp8": frozenset({Role.MLP, Role.SHARED_EXPERT, Role.EXPERT}),
 }
+_MIXED = "MIXED_PRECISION"
 _BLOCK_SCALED_FP8 = 8 + Fraction(32, 128 * 128)
 _USUAL_BITS: Mapping[str, Fraction] = {
     "awq": 4 + Fraction(16 + 4, 128),
@@ -169,6 +215,8 @@ def _bits(said: ConfigReader, method: str) -> Fraction | None:
 
 
 def _algorithm_bits(algorithm: str) -> Fraction | None:
+    if "MXFP" in algorithm:
+        return (8 if "MXFP8" in algorithm else 4) + Fraction(8, 32)
     if "FP4" in algorithm or "W4A" in algorithm or "INT4" in algorithm:
         return _USUAL_BITS["nvfp4"]
     return Fraction(8) if "FP8" in algorithm or "W8A" in algorithm or "INT8" in algorithm else None

@@ -51,3 +51,36 @@ def test_experts_of_fewer_bits_than_the_rest_count_with_theirs() -> None:
 )
 def test_exceptions_that_are_listed_layer_by_layer_count(patterns: list[str], left_out: set[Role]) -> None:
     assert quantised_roles("modelopt", ignore=patterns) == EVERYTHING - left_out
+
+
+def test_a_mixture_of_formats_counts_each_role_with_the_one_most_of_its_modules_have() -> None:
+    # In the form of NVIDIA's mixed checkpoints of MiniMax-M3 and Nemotron-3.5.
+    layers = {
+        **{
+            f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w1": {"quant_algo": "NVFP4", "group_size": 16}
+            for layer in range(4)
+            for expert in range(8)
+        },
+        **{f"model.layers.{layer}.self_attn.q_proj": {"quant_algo": "MXFP8"} for layer in range(4)},
+        "model.layers.0.self_attn.o_proj": {"quant_algo": "NVFP4"},
+        "backbone.layers.2.mixer.in_proj": {"quant_algo": "FP8"},
+        "backbone.layers.3.mixer.q_proj": {"quant_algo": "MXFP8"},
+        "lm_head": {"quant_algo": "NVFP4"},
+    }
+    said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    quantization = read_quantization(ConfigReader({"quantization_config": said}, "a test"))
+    assert quantization is not None
+
+    # Of 1,280 parameters: 4 bits and a scale for 16; 8 bits and a scale for 32; 8 bits; 16 bits for what is not named.
+    roles = (Role.EXPERT, Role.ATTENTION, Role.STATE, Role.MLP)
+    sizes = [quantization.size_bytes(role, 1280, plain_bytes=2) for role in roles]
+    assert sizes == [640 + 80, 1280 + 40, 1280, 2560]
+
+
+@pytest.mark.parametrize("layers", [{}, {"model.layers.0.mlp.up_proj": {"quant_algo": "LATER_2BIT"}}, {"a": 3}])
+def test_a_mixture_that_is_not_understood_has_no_size(layers: dict[str, object]) -> None:
+    said = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    quantization = read_quantization(ConfigReader({"quantization_config": said}, "a test"))
+
+    assert quantization is not None
+    assert quantization.bits is None

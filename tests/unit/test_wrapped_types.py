@@ -216,3 +216,24 @@ def test_a_length_that_releases_read_in_two_ways_is_said() -> None:
     assert model.max_model_len == 65_536
     assert "yarn reaches 131,072 tokens" in model.notes[0]
     assert not read({**INNER, "max_position_embeddings": 131_072, "rope_scaling": yarn}).notes
+
+
+def test_a_language_model_that_stands_alone_has_no_vision_part() -> None:
+    alone = {**INNER, "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]}
+
+    assert not read(alone).weights_unknown
+    assert read({**alone, "architectures": ["Qwen3_5ForConditionalGeneration"]}).weights_unknown
+    assert read({"model_type": "qwen3_5", "text_config": alone, "vision_config": {}}).weights_unknown
+
+
+@pytest.mark.parametrize(("version", "state_blocks"), [((0, 27, 1), 2), ((0, 32, 0), 3)])
+def test_mamba_2_states_have_a_checkpoint_block_from_0_32_on(version: tuple[int, int, int], state_blocks: int) -> None:
+    # Falcon-H1's class defaults: 32 layers of attention and state each, one group of either.
+    model = read({"model_type": "falcon_h1"})
+    engine = EngineInputs(version=version, block_size=16, max_model_len=8192)
+    memory = MemoryInputs(available_kv_bytes=64 * GIB)
+    capacity = make_plan(PlanInputs(model=model, memory=memory, engine=engine)).capacity
+
+    # vLLM 0.32 answers 3,640 blocks of 144 tokens, 60.67 such requests: 57 blocks of attention and 3 of states.
+    assert (capacity.num_blocks, capacity.block_size) == (3640, 144)
+    assert capacity.blocks_per_request == -(-8192 // 144) + state_blocks
