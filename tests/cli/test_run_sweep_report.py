@@ -85,7 +85,8 @@ def test_table_json_and_csv_agree(kvplan: Callable[..., Done]) -> None:
     for row, point in zip(rows, document["points"], strict=True):
         planned = point["planned"]
         assert isinstance(planned, dict)
-        single = {key: value for key, value in planned.items() if not isinstance(value, dict)}
+        assert planned["gpus"] is None
+        single = {key: value for key, value in planned.items() if not isinstance(value, dict) and key != "gpus"}
         assert {key: row[f"planned_{key}"] for key in single} == {
             key: "" if value is None else str(value) for key, value in single.items()
         }
@@ -368,11 +369,15 @@ def test_a_live_run_measures_what_was_planned(kvplan: Callable[..., Done], tmp_p
         *("elapsed_s", "prompt_tokens_per_s", "output_tokens_per_s", "step_s_median", "step_s_p90", "step_s_max"),
         *("schedule_s", "execute_s", "update_s"),
     }
-    counted = measured.keys() - timed - {"latencies", "timeline", "good_requests"}
+    counted = measured.keys() - timed - {"latencies", "timeline", "good_requests", "memory"}
     assert (measured["good_requests"], planned["good_requests"]) == (3, None)
     assert {key: measured[key] for key in counted} == {key: planned[key] for key in counted}
     assert all(planned[key] is None and measured[key] > 0 for key in timed)
     assert measured["timeline"]["max_used_blocks"] == planned["timeline"]["max_used_blocks"]
+    # Means are over time, of which each step of a simulation takes the same.
+    slots, planned_slots = measured["memory"], planned["memory"]
+    exact = [key for key in slots if not key.endswith("_mean")]
+    assert {key: slots[key] for key in exact} == {key: planned_slots[key] for key in exact}
     assert (measured["latencies"]["unit"], planned["latencies"]["unit"]) == ("s", "steps")
     assert measured["latencies"]["ttft"]["count"] == planned["latencies"]["ttft"]["count"] == 3
     assert point["recording"] == "results/r.kvrec"
