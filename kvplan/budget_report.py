@@ -18,9 +18,9 @@ from kvplan.models.layer_parts import KeptRows, KeptState, LayerParts, RowUse
 from kvplan.needs import needs_of
 from kvplan.plan import Plan
 from kvplan.pool import cache_form, cached_layers
+from kvplan.quantiles import nearest_rank
 from kvplan.rank_layers import rank_state_bytes
 from kvplan.swap_space import swap_space
-from kvplan.traces.summary import nearest_rank
 
 SCHEMA = "kvplan.budget/1"
 _LISTED = (DemandKind.LENGTHS, DemandKind.WORKLOAD)

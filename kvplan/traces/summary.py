@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, floor
+from math import floor
 from statistics import fmean, pstdev
+
+from kvplan.quantiles import nearest_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +77,6 @@ def summarize_arrivals(arrivals_s: Sequence[float]) -> ArrivalSummary | None:
         peak_in_one_second=_peak(times, 1.0),
         peak_in_one_minute=_peak(times, 60.0),
     )
-
-
-def nearest_rank(ordered: Sequence[int], quantile: float) -> int:
-    """The smallest value that at least this share of the values does not exceed."""
-    return ordered[max(ceil(quantile * len(ordered)) - 1, 0)]
 
 
 def _peak(times: Sequence[float], width_s: float) -> int:
