@@ -1,6 +1,5 @@
 """Small random models of every family, built and saved by transformers, and their logits as it computes them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,15 +50,18 @@ class Family:
 
     config_class: str
     values: dict[str, Any]
-    changes: Callable[[Any], None] | None = None
-    """Applied to the model after its weights were drawn."""
+    model_class: str = ""
+    """Where it is not the one for language modelling that goes with the configuration."""
 
     def build(self) -> Any:
         """Draw a model's weights, the same every time."""
         torch.manual_seed(0)
         config = getattr(transformers, self.config_class)(**self.values)
         config._attn_implementation = "eager"
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        if self.model_class:
+            model = getattr(transformers, self.model_class)(config).eval()
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith("norm.weight"):  # all alike at first, which would hide a norm in the wrong place
@@ -124,6 +126,29 @@ FAMILIES: dict[str, Family] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             },
         },
+    ),
+    "Gemma 3 that sees": Family(
+        "Gemma3Config",
+        {
+            "text_config": {
+                **SMALL,
+                "tie_word_embeddings": True,
+                "sliding_window": 9,
+                "sliding_window_pattern": 2,
+                "query_pre_attn_scalar": 11,
+            },
+            "vision_config": {
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 8,
+                "patch_size": 4,
+            },
+            "mm_tokens_per_image": 4,
+            "initializer_range": 0.3,
+        },
+        model_class="Gemma3ForConditionalGeneration",
     ),
     "Mixtral": Family("MixtralConfig", {**SMALL, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "Qwen3-MoE": Family(

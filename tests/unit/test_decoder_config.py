@@ -44,7 +44,7 @@ LLAMA_32_1B: dict[str, Any] = {
     "attention_bias": False,
 }
 """As published with the model."""
-SUPPORTED = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, mixtral, qwen3_moe, deepseek_v2, deepseek_v3"
+SUPPORTED = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, mixtral, qwen3_moe, deepseek_v2, deepseek_v3, gemma3"
 
 
 def grouped(config: DecoderConfig) -> GroupedAttention:

@@ -186,6 +186,8 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     final_softcap: float | None = None
     """Logits are squeezed into (-softcap, softcap) by tanh."""
+    is_text_part: bool = False
+    """Whether its weights lie among those of a model that also sees."""
     fp8_block: tuple[int, int] | None = None
     """Rows and columns that share a scale, where matrices are stored in 8 bits."""
 

@@ -5,7 +5,7 @@ What is not understood is refused: a wrong guess here would run and print nonsen
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,19 @@ from kvengine.model_config.rope import json_rope, scaled_rope, yarn_gain
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MIXTRAL_NAMES = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
+_GEMMA_3_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+}
+"""Of transformers' Gemma3TextConfig: released configurations say only what differs from them."""
 _GEMMA_SCALAR = 256.0
 """Class default of `query_pre_attn_scalar`."""
 
@@ -65,11 +78,24 @@ def config_from_mapping(
     """
     fields = Fields(values, where=where)
     model_type = fields.get("model_type")
+    if model_type == "gemma3":
+        return replace(_text_part(values, fields, where, more_eos), is_text_part=True)
     if model_type not in _FAMILIES:
         raise fields.unsupported("model_type", SUPPORTED_MODEL_TYPES)
     fields.refuse("partial_rotary_factor", 1, 1.0)
     fields.refuse("mlp_bias", False)
     return checked(_FAMILIES[model_type](fields, more_eos), fields)
+
+
+def _text_part(values: Mapping[str, Any], fields: Fields, where: str, more_eos: frozenset[int]) -> DecoderConfig:
+    """The language model of one that also sees; what its configuration leaves out has the class's defaults."""
+    text = fields.nested("text_config")
+    if text is None:
+        raise fields.error("text_config", "missing; expected an object")
+    inner = _GEMMA_3_DEFAULTS | dict(values["text_config"]) | {"model_type": "gemma3_text"}
+    inner["quantization_config"] = values.get("quantization_config")
+    eos = frozenset(fields.ids("eos_token_id")) | more_eos
+    return config_from_mapping(inner, where=f"{where}: text_config", more_eos=eos)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +193,7 @@ def _qwen3_moe(fields: Fields, more_eos: frozenset[int]) -> DecoderConfig:
 
 def _gemma(*, version: int) -> Callable[[Fields, frozenset[int]], DecoderConfig]:
     def read(fields: Fields, more_eos: frozenset[int]) -> DecoderConfig:
-        fields.refuse("hidden_activation", Activation.GELU_TANH)
+        fields.refuse("hidden_activation", Activation.GELU_TANH.value)
         fields.refuse("use_bidirectional_attention", False)
         count = fields.whole("num_hidden_layers")
         pattern = 2 if version == 2 else fields.whole_or("sliding_window_pattern", 6)
@@ -269,11 +295,11 @@ def _deepseek_experts(fields: Fields, version: int) -> ExpertFeed:
     expert_size = fields.whole("moe_intermediate_size")
     if version == 2:
         fields.refuse("topk_method", "greedy", "group_limited_greedy")
-        fields.refuse("scoring_func", Scoring.SOFTMAX)
+        fields.refuse("scoring_func", Scoring.SOFTMAX.value)
         fields.refuse("norm_topk_prob", False)
     else:
         fields.refuse("topk_method", "noaux_tc")
-        fields.refuse("scoring_func", Scoring.SIGMOID)
+        fields.refuse("scoring_func", Scoring.SIGMOID.value)
     is_grouped = version == 3 or fields.get("topk_method") == "group_limited_greedy"
     return ExpertFeed(
         num_experts=_num_experts(fields, "n_routed_experts"),
@@ -301,12 +327,12 @@ _FAMILIES: dict[object, Callable[[Fields, frozenset[int]], DecoderConfig]] = {
     "deepseek_v2": _deepseek(version=2),
     "deepseek_v3": _deepseek(version=3),
 }
-SUPPORTED_MODEL_TYPES = tuple(str(name) for name in _FAMILIES)
+SUPPORTED_MODEL_TYPES = (*(str(name) for name in _FAMILIES), "gemma3")
 
 
 def _grouped_attention(fields: Fields, traits: _Traits) -> list[Attention]:
     if not traits.optional_bias:
-        fields.refuse("attention_bias", traits.qkv_bias, False)
+        fields.refuse("attention_bias", *{traits.qkv_bias, False})
     bias = traits.optional_bias and fields.flag("attention_bias", default=False)
     heads, rope = _heads(fields), json_rope(fields)
     windows = traits.windows(fields, fields.whole("num_hidden_layers"))
@@ -326,7 +352,8 @@ def _grouped_attention(fields: Fields, traits: _Traits) -> list[Attention]:
 
 def _num_experts(fields: Fields, key: str) -> int:
     """Read how many experts there are, which transformers 5 writes under one name for all families."""
-    return fields.whole(key if fields.get(key) is not None else "num_local_experts")
+    newer = "num_local_experts"
+    return fields.whole(newer if fields.get(key) is None and fields.get(newer) is not None else key)
 
 
 def _heads(fields: Fields) -> dict[str, int]:

@@ -53,10 +53,47 @@ def open_weights(path: Path, config: DecoderConfig) -> WeightSource:
     if model_format(path) is ModelFormat.FOLDER:
         from kvengine.models.safetensors_folder import SafetensorsFolder
 
-        return SafetensorsFolder(path, fp8_block=config.fp8_block)
+        folder = SafetensorsFolder(path, fp8_block=config.fp8_block)
+        return TextPart(folder) if config.is_text_part else folder
     from kvengine.models.gguf_weights import GGUFWeights
 
     return GGUFWeights(path, config)
+
+
+class TextPart:
+    """The weights of the language model among those of a model that also sees.
+
+    Args:
+        source: All of them: the language model's under `language_model.model.` or, newer, `model.language_model.`.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._stored = {plain: name for name in source.names if (plain := _without_tower(name)) is not None}
+
+    @property
+    def where(self) -> str:
+        """The folder or file, for messages."""
+        return self._source.where
+
+    @property
+    def names(self) -> Collection[str]:
+        """Those of the language model, as if it stood alone."""
+        return self._stored.keys()
+
+    def tensor(self, name: str, shape: tuple[int, ...], /) -> Tensor:
+        """Read one tensor; see `WeightSource`."""
+        if name not in self._stored:
+            raise missing_tensor(name, self.where)
+        return self._source.tensor(self._stored[name], shape)
+
+
+def _without_tower(name: str) -> str | None:
+    if name.startswith("model.language_model."):
+        return "model." + name.removeprefix("model.language_model.")
+    if name.startswith(("language_model.model.", "language_model.lm_head.")):
+        return name.removeprefix("language_model.")
+    return name if name.startswith("lm_head.") else None
 
 
 def missing_tensor(name: str, where: str) -> ConfigError:
