@@ -77,7 +77,7 @@ def read_quantization(reader: ConfigReader) -> Quantization | None:
     said = reader.nested(key)
     method = _method(said)
     if _algorithm(said) == _MIXED:
-        return _mixed_quantization(said)
+        return _mixed_quantization(said, method)
     return Quantization(
         method=method,
         bits=_bits(said, method),
@@ -92,7 +92,7 @@ def modelopt_quantization(said: ConfigReader) -> Quantization:
     """Read the `quantization` object of an `hf_quant_config.json`."""
     algorithm = _algorithm(said)
     if algorithm == _MIXED:
-        return _mixed_quantization(said)
+        return _mixed_quantization(said, f"modelopt {algorithm}")
     return Quantization(
         method=f"modelopt {algorithm}".strip(),
         bits=_algorithm_bits(algorithm),
@@ -101,7 +101,7 @@ def modelopt_quantization(said: ConfigReader) -> Quantization:
     )
 
 
-def _mixed_quantization(said: ConfigReader) -> Quantization:
+def _mixed_quantization(said: ConfigReader, method: str) -> Quantization:
     """Read modelopt's list of modules, each with its algorithm: a role has the one that most of its modules have."""
     counted: dict[Role, Counter[str]] = {}
     for name, entry in said.mapping("quantized_layers").items():
@@ -112,7 +112,7 @@ def _mixed_quantization(said: ConfigReader) -> Quantization:
     bits = {role: _algorithm_bits(algorithms.most_common(1)[0][0]) for role, algorithms in counted.items()}
     known = {role: size for role, size in bits.items() if size is not None}
     return Quantization(
-        method=f"modelopt {_MIXED}",
+        method=method,
         bits=max(known.values(), default=None) if len(known) == len(bits) else None,
         roles=frozenset(known),
         role_bits=known,

@@ -228,8 +228,25 @@ def test_a_language_model_that_stands_alone_has_no_vision_part() -> None:
 
 @pytest.mark.parametrize(("version", "state_blocks"), [((0, 27, 1), 2), ((0, 32, 0), 3)])
 def test_mamba_2_states_have_a_checkpoint_block_from_0_32_on(version: tuple[int, int, int], state_blocks: int) -> None:
-    # Falcon-H1's class defaults: 32 layers of attention and state each, one group of either.
-    model = read({"model_type": "falcon_h1"})
+    # 32 layers of attention and a state of 128 heads of 8 x 256 each, one group of either.
+    model = read(
+        {
+            "model_type": "falcon_h1",
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "vocab_size": 128_000,
+            "max_position_embeddings": 8192,
+            "mamba_d_ssm": 1024,
+            "mamba_n_heads": 128,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+        }
+    )
     engine = EngineInputs(version=version, block_size=16, max_model_len=8192)
     memory = MemoryInputs(available_kv_bytes=64 * GIB)
     capacity = make_plan(PlanInputs(model=model, memory=memory, engine=engine)).capacity
