@@ -59,6 +59,7 @@ def test_a_chat_turn_in_a_reservation_of_32768_leaves_98_percent_of_it_empty() -
     assert (held.used, held.pending) == (13 * 610, 13 * 2)
     assert held.reserved == 13 * (32_768 - 612)
     assert (held.internal, held.external) == (0, 2576)
+    assert held.reserved / held.held == pytest.approx(0.9813, abs=5e-5)
     assert held.unfilled / held.held == pytest.approx(1 - 610 / 32_768)
     assert held.index_bytes == 13 * 4
 

@@ -23,16 +23,15 @@ def paged_use(
         block_size: Tokens of each.
         num_cached: Entries of the prefix cache.
     """
-    unused_by_block: dict[int, int] = {}
-    num_entries = 0
-    for block_ids, num_tokens in tables:
-        if not block_ids:
-            continue
-        last, num_blocks = block_ids[-1], len(block_ids)
-        num_entries += num_blocks
-        unused = num_blocks * block_size - num_tokens
-        unused_by_block[last] = min(unused, unused_by_block.get(last, unused))
-    internal = sum(unused_by_block.values())
+    held = [(block_ids[-1], len(block_ids), num_tokens) for block_ids, num_tokens in tables if block_ids]
+    num_entries = sum([num_blocks for _, num_blocks, _ in held])
+    internal = num_entries * block_size - sum([num_tokens for _, _, num_tokens in held])
+    if len({last for last, _, _ in held}) < len(held):
+        unused_by_block: dict[int, int] = {}
+        for last, num_blocks, num_tokens in held:
+            unused = num_blocks * block_size - num_tokens
+            unused_by_block[last] = min(unused, unused_by_block.get(last, unused))
+        internal = sum(unused_by_block.values())
     return MemoryUse(
         total=pool.num_usable * block_size,
         used=pool.num_used * block_size - internal,

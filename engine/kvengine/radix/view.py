@@ -86,8 +86,8 @@ class PageBook:
 
     def _read(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         size = self._cache.page_size
-        pages = [page for table in self._tables.values() for page in table]
-        owners = np.bincount(np.array(pages, np.int64), minlength=self.num_blocks)
+        slots = [self._cache.slots_of(request_id)[::size] for request_id in self._tables]
+        owners = np.bincount(np.concatenate(slots) // size if slots else (), minlength=self.num_blocks)
         is_cached = np.zeros(self.num_blocks, np.bool_)
         for node in self._cache.tree.walk():
             is_cached[node.slots[::size] // size] = True
