@@ -168,3 +168,46 @@ def test_an_abort_gives_the_whole_reservation_back() -> None:
 def test_other_layers_and_larger_blocks_are_refused(config: EngineConfig) -> None:
     with pytest.raises(ConfigError, match="one group of full attention in blocks of one token"):
         ReservingManager(config, BuddyPool(8))
+
+
+def test_a_request_that_is_preempted_by_hand_reserves_anew_and_ends_as_it_would_have() -> None:
+    scheduler = buddy(a_config(32))
+    request = a_request("a", prompt="abcde", max_tokens=6)
+    scheduler.add_request(request)
+    step(scheduler)
+    step(scheduler)
+    scheduler.preempt(RequestId("a"))
+    output = scheduler.schedule()
+    assert output.preempted == ["a"]
+    scheduler.update(output, {})
+    assert scheduler.kv_cache.pool.num_used == 0
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert request.num_output_tokens == 6
+    assert scheduler.kv_cache.pool.num_used == 0
+
+
+def test_further_sequences_of_a_prompt_have_reservations_of_their_own() -> None:
+    scheduler = buddy(a_config(64))
+    scheduler.add_request(a_request("a", prompt="abcde", max_tokens=6, n=3))
+    most = 0
+    while scheduler.has_unfinished:
+        output = scheduler.schedule()
+        scheduler.check_invariants()
+        most = max(most, scheduler.kv_cache.pool.num_used)
+        scheduler.update(output, {name: TOKEN for item in output.scheduled for name in item.sampled_ids})
+        scheduler.check_invariants()
+    # 11 tokens at most in 16 slots each.
+    assert most == 3 * 16
+    assert scheduler.kv_cache.pool.num_used == 0
+
+
+def test_a_fork_and_a_pin_are_refused_by_name() -> None:
+    scheduler = buddy(a_config(64))
+    scheduler.add_request(a_request("a"))
+    step(scheduler)
+    with pytest.raises(ConfigError, match="fork"):
+        scheduler.fork(RequestId("a"), [RequestId("b")])
+    with pytest.raises(ConfigError, match="pin"):
+        scheduler.pin(RequestId("a"))
+    assert list(scheduler.kv_cache.cache_entries()) == []
