@@ -137,6 +137,7 @@ def test_every_spelling_of_rotary_scaling_is_read(keys: dict[str, Any], rope: Ro
     [
         ({"model_type": "gpt_oss"}, f"model_type: 'gpt_oss' is not supported; supported: {SUPPORTED}"),
         ({"model_type": None}, f"model_type: missing; supported: {SUPPORTED}"),
+        ({"model_type": ["llama"]}, f"model_type: ['llama'] is not supported; supported: {SUPPORTED}"),
         ({"num_hidden_layers": None}, "num_hidden_layers: missing; expected a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number >= 1, got 0"),
         ({"hidden_size": -2048}, "hidden_size: expected a whole number >= 1, got -2048"),

@@ -170,7 +170,7 @@ def test_experts_are_in_the_layers_that_say_so() -> None:
             | {"max_window_layers": 0},
             "layer_types: 'linear_attention' is not supported; supported: full_attention, sliding_attention",
         ),
-        ({**QWEN3_MOE, "num_experts": None}, "num_local_experts: missing; expected a whole number"),
+        ({**QWEN3_MOE, "num_experts": None}, "num_experts: missing; expected a whole number"),
         (
             {**BASE, "model_type": "gemma2", "hidden_activation": "gelu", "sliding_window": 8},
             "hidden_activation: 'gelu' is not supported; 'gelu_pytorch_tanh' is",

@@ -80,7 +80,7 @@ def config_from_mapping(
     model_type = fields.get("model_type")
     if model_type == "gemma3":
         return replace(_text_part(values, fields, where, more_eos), is_text_part=True)
-    if model_type not in _FAMILIES:
+    if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise fields.unsupported("model_type", SUPPORTED_MODEL_TYPES)
     fields.refuse("partial_rotary_factor", 1, 1.0)
     fields.refuse("mlp_bias", False)
@@ -315,7 +315,7 @@ def _deepseek_experts(fields: Fields, version: int) -> ExpertFeed:
     )
 
 
-_FAMILIES: dict[object, Callable[[Fields, frozenset[int]], DecoderConfig]] = {
+_FAMILIES: dict[str, Callable[[Fields, frozenset[int]], DecoderConfig]] = {
     "llama": _dense(_LLAMA),
     "mistral": _dense(_MISTRAL),
     "qwen2": _dense(_QWEN2),
@@ -327,7 +327,7 @@ _FAMILIES: dict[object, Callable[[Fields, frozenset[int]], DecoderConfig]] = {
     "deepseek_v2": _deepseek(version=2),
     "deepseek_v3": _deepseek(version=3),
 }
-SUPPORTED_MODEL_TYPES = (*(str(name) for name in _FAMILIES), "gemma3")
+SUPPORTED_MODEL_TYPES = (*_FAMILIES, "gemma3")
 
 
 def _grouped_attention(fields: Fields, traits: _Traits) -> list[Attention]:
