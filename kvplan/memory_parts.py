@@ -1,5 +1,6 @@
 """The parts of a card beside weights and KV cache, as the memory model sees an engine's start."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan.budget import Part
@@ -53,7 +54,7 @@ def parts_of_start(
 
 
 def parts_of_loading(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:
-    """Return what one GPU loads beside the language model's weights: encoder, padding, draft model, adapter buffers."""
+    """Return what one GPU loads beside the language model's weights: an image encoder, padding, products of weights."""
     found: list[tuple[str, Amount]] = []
     stored_as = engine.quantization or model.quantization
     if counts_encoder(model, engine) and model.step.encoder is not None:
@@ -63,10 +64,20 @@ def parts_of_loading(model: ModelSpec, engine: EngineInputs, gpu: GpuSpec, stage
         found.append(("expert_padding", expert_padding(model.step, _expert_bytes(model, engine, stage), method=method)))
         start = engine_start(engine, gpu, max_model_len=model.max_model_len)
         found.append(("absorbed_weights", absorbed_projections(start, model.step, is_fp8="fp8" in method)))
+    return _named(found)
+
+
+def parts_asked_for(model: ModelSpec, engine: EngineInputs, stage: int) -> tuple[Part, ...]:
+    """Return what one GPU loads besides the model: another model that drafts, and buffers for adapters."""
+    found: list[tuple[str, Amount]] = []
     if model.draft_model is not None and stage == engine.pipeline_parallel - 1:
         found.append(("draft_model", _draft_weights(model.draft_model, engine)))
     if engine.max_loras:
         found.append(("lora_adapters", _adapters(model, engine)))
+    return _named(found)
+
+
+def _named(found: Sequence[tuple[str, Amount]]) -> tuple[Part, ...]:
     return tuple(Part(name=name, amount=amount) for name, amount in found if amount.high_bytes)
 
 

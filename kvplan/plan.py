@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 from kvengine.errors import ConfigError
 from kvengine.units import cdiv, format_bytes
 from kvplan.baselines import Baseline, Design, compare_designs, paged_baseline
-from kvplan.budget import MemoryBudget, MemoryFraction, Part, divide_memory, given_kv
+from kvplan.budget import MemoryBudget, MemoryFraction
 from kvplan.capacity import Capacity, EngineKind
 from kvplan.demand import Demand, DemandKind, full_length_demand
 from kvplan.engine_inputs import EngineInputs
 from kvplan.engine_start import limits_of_step
-from kvplan.estimate import Evidence, sure
+from kvplan.estimate import Evidence
 from kvplan.gpu_spec import GpuSpec
 from kvplan.memory_model.start import StepLimits
 from kvplan.model_spec import ModelSpec
 from kvplan.pool import RankPool, caches_prefixes, rank_pool
-from kvplan.weights import rank_weights
+from kvplan.stage_budget import calibration_of, stage_budget
 
 if TYPE_CHECKING:
     from kvplan.calibration.store import Stored
@@ -143,7 +143,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         ),
         verdict=_verdict(inputs, tightest),
         limits=_limits(inputs, tightest.capacity),
-        calibration=_calibration(inputs),
+        calibration=calibration_of(inputs),
         stage=tightest.index,
     )
 
@@ -180,63 +180,8 @@ def _stage(inputs: PlanInputs, index: int) -> _Stage | None:
     pool = _pool(inputs, index)
     if pool is None:
         return None
-    budget = _budget(inputs, pool, index)
+    budget = stage_budget(inputs, pool, index, max_model_len=longest_asked(inputs))
     return _Stage(index=index, pool=pool, budget=budget, capacity=pool.fill(budget.available_kv.size_bytes))
-
-
-def _budget(inputs: PlanInputs, pool: RankPool, stage: int) -> MemoryBudget:
-    memory, engine = inputs.memory, inputs.engine
-    if memory.available_kv_bytes is not None:
-        return given_kv(memory.available_kv_bytes, memory.gpu)
-    if memory.gpu is None and engine.num_blocks is not None:
-        return given_kv(pool.fill(0).available_bytes, None)
-    if memory.gpu is None:
-        raise ConfigError("the memory is not known", hint="--gpu h100-sxm, --gpu-memory 80GiB or --available-kv 40GiB")
-    stored = _calibration(inputs)
-    if stored is not None:
-        from kvplan.calibration.apply import calibrated_budget
-
-        gpu = memory.gpu
-        return calibrated_budget(stored.calibration, inputs, stage, planned_weights=lambda: _loaded(inputs, gpu, stage))
-    from kvplan.memory_parts import parts_of_start
-
-    fraction = inputs.fraction_of(memory.gpu)
-    card = parts_of_start(
-        inputs.model, engine, memory.gpu, fraction=fraction.of_total, max_model_len=longest_asked(inputs)
-    )
-    others, outside = card.charged, card.outside
-    if memory.overhead_bytes is not None:
-        others, outside = (Part(name="overhead", amount=sure(memory.overhead_bytes, Evidence.GIVEN)),), ()
-    return divide_memory(memory.gpu, fraction, (*_loaded(inputs, memory.gpu, stage), *others), outside=outside)
-
-
-def _calibration(inputs: PlanInputs) -> "Stored | None":
-    """Return the calibration of exactly these inputs, if there is one."""
-    if not inputs.memory.calibrations:
-        return None
-    from kvplan.calibration.match import matching
-
-    return matching(inputs)
-
-
-def _loaded(inputs: PlanInputs, gpu: GpuSpec, stage: int) -> tuple[Part, ...]:
-    """Return the weights of one GPU and what is loaded with them."""
-    from kvplan.memory_parts import counts_encoder, parts_of_loading
-
-    memory, engine, model = inputs.memory, inputs.engine, inputs.model
-    if counts_encoder(model, engine):
-        model = replace(model, weights_unknown="")
-    weights = rank_weights(
-        model,
-        engine.parallel,
-        stage,
-        dtype=engine.dtype or model.dtype,
-        given_bytes=memory.weights_bytes,
-        quantization=engine.quantization,
-        with_drafts=engine.speculative_tokens > 0 and model.draft_model is None,
-    )
-    beside = parts_of_loading(model, engine, gpu, stage) if memory.weights_bytes is None else ()
-    return (Part(name="weights", amount=weights), *beside)
 
 
 def _step_limits(inputs: PlanInputs) -> StepLimits:

@@ -74,6 +74,13 @@ def test_adapters_are_a_part_of_their_own(budget: Budget) -> None:
     assert "lora_adapters" not in parts_of(budget("llama-3.1-8b --gpu h100-sxm --max-model-len 8192 --json"))
 
 
+def test_adapters_come_on_top_of_weights_that_are_given(budget: Budget) -> None:
+    words = "llama-3.1-8b --gpu h100-sxm --max-model-len 8192 --weights 15GiB --max-loras 1 --json"
+    parts = parts_of(budget(words))
+    assert parts["weights"]["bytes"] == 15 * 2**30
+    assert parts["lora_adapters"]["bytes"] == 80 * MIB
+
+
 def test_adapters_of_experts_are_a_range(budget: Budget) -> None:
     model = shared_path("models/Qwen__Qwen3-30B-A3B-FP8")
     part = parts_of(budget(f"{model} --gpu h100-sxm --max-model-len 8192 --max-loras 1 --json"))["lora_adapters"]
