@@ -59,7 +59,7 @@ class PairedSchedulers:
             adapter=adapter,
             media=media,
         )
-        if not self.scheduler.fits_alone(request):
+        if self.scheduler.never_fits(request) is not None:
             return False
         self.requests[name] = request
         self.scheduler.add_request(request)

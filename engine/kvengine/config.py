@@ -27,6 +27,15 @@ class VictimPolicy(StrEnum):
     """The one with the fewest blocks that nobody shares, but at least one; of equals the one admitted last."""
 
 
+class MisfitPolicy(StrEnum):
+    """What becomes of a request that could never be finished, even alone."""
+
+    REJECT = "reject"
+    """It is refused when it arrives, with the reason."""
+    STALL = "stall"
+    """It is queued, and blocks the head of the queue for ever, as in vLLM 0.16 to 0.32."""
+
+
 class PreemptionMode(StrEnum):
     """What becomes of what a preempted request has computed."""
 
@@ -58,6 +67,11 @@ class SchedulerConfig:
     """Slots that a drafter gets beyond the scheduled tokens of each request."""
     victim_policy: VictimPolicy | None = None
     """None for that of the scheduling policy: `last_arrived` of fcfs, `priority` of priority."""
+
+    misfits: MisfitPolicy = MisfitPolicy.REJECT
+    """What becomes of a request that could never be finished, even alone."""
+    max_waiting: int | None = None
+    """Most requests in the waiting queue: one that arrives at a full queue is refused. None for no limit."""
 
     @property
     def chosen_victim_policy(self) -> VictimPolicy:

@@ -7,11 +7,12 @@ from typing import Protocol
 from kvengine.allocators.memory_use import MemoryUse
 from kvengine.allocators.protocol import EngineScheduler, KVView
 from kvengine.clock import Clock
-from kvengine.config import EngineConfig
+from kvengine.config import EngineConfig, MisfitPolicy
+from kvengine.deadlines import Deadlines
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.forks import SampleFamilies
-from kvengine.kv_cache_manager import KVCacheManager
-from kvengine.request import Request, RequestId
+from kvengine.out_of_blocks import out_of_blocks
+from kvengine.request import FinishReason, Request, RequestId
 from kvengine.runner import ModelRunner
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
@@ -66,6 +67,8 @@ class StepResult:
     """Tokens computed; 0 in an idle step."""
     finished: Sequence[Request]
     """Requests that ended in this step, in scheduled order."""
+    expired: Sequence[Request]
+    """Requests whose deadline came before this step; they are ended, and no part of `finished`."""
     sampled: Collection[RequestId]
     """Requests that got an output token."""
     num_preempted: int
@@ -107,7 +110,9 @@ class Engine:
         self._publisher = publisher
         self._debug = debug
         self._scheduler: EngineScheduler = Scheduler(config) if scheduler is None else scheduler
-        self._stats = StatsCollector()
+        self._stats = StatsCollector(swaps=config.num_host_blocks > 0)
+        self._deadlines = Deadlines()
+        self._num_steps = 0
         self._idle_steps = 0
         self._families = SampleFamilies()
 
@@ -125,6 +130,11 @@ class Engine:
     def step_times(self) -> StepTimes | None:
         """How long steps took; None before the first that scheduled a token."""
         return self._stats.step_times()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far: the number of the next one."""
+        return self._num_steps
 
     @property
     def has_unfinished(self) -> bool:
@@ -145,12 +155,18 @@ class Engine:
 
         Raises:
             ConfigError: The request has no prompt or asks for no output, or its id is in use.
-            CapacityError: It could never be finished, even alone in the pool.
+            CapacityError: It could never be finished, even alone in the pool, unless misfits are to stall; or the
+                queue is full. See `RejectedError`.
         """
-        misfit = self.never_fits(request)
-        if misfit is not None:
-            raise misfit
-        self._scheduler.add_request(request)
+        try:
+            misfit = self.never_fits(request)
+            if misfit is not None and self.config.scheduler.misfits is MisfitPolicy.REJECT:
+                raise misfit
+            self._scheduler.add_request(request)
+        except CapacityError:
+            self._stats.rejected += 1
+            raise
+        self._deadlines.add(request)
         if self._publisher is not None:
             self._publisher.request_added(request)
         self._idle_steps = 0
@@ -217,7 +233,9 @@ class Engine:
         """Schedule once, compute what was scheduled, and hand the new tokens back."""
         clock, scheduler = self._clock, self._scheduler
         started_s = clock.now_s()
+        expired = self._end_expired(started_s)
         output = scheduler.schedule()
+        self._num_steps = output.step + 1
         memory = self._stats.scheduled(output, scheduler.running, scheduler.kv_cache)
         num_used, num_running = scheduler.kv_cache.pool.num_used, len(scheduler.running)
         num_waiting = scheduler.num_waiting
@@ -239,6 +257,7 @@ class Engine:
             step=output.step,
             num_tokens=output.num_tokens,
             finished=finished,
+            expired=expired,
             sampled=sampled.keys(),
             num_preempted=len(output.preempted),
             num_used_blocks=num_used,
@@ -273,12 +292,13 @@ class Engine:
         if not self.is_stalled:
             return
         first = next(iter(self._scheduler.waiting))
-        pool, limits = self._scheduler.kv_cache.pool, self.config.scheduler
-        raise CapacityError(
+        limits, num_blocks = self.config.scheduler, cdiv(first.num_tokens, self.config.block_size)
+        raise out_of_blocks(
             f"{self._scheduler.num_waiting} requests wait and none can be scheduled: the first, {first.request_id!r},"
-            f" has {first.num_tokens} tokens in {cdiv(first.num_tokens, self.config.block_size)} blocks to compute;"
-            f" {pool.num_free} of {pool.num_usable} usable blocks are free{self._pinned_in_words()}, and a step takes"
+            f" asks for {num_blocks} blocks of {self.config.block_size} for {first.num_tokens} tokens, and a step takes"
             f" {limits.max_num_batched_tokens} tokens",
+            self._scheduler.kv_cache,
+            num_running=len(self._scheduler.running),
             hint="" if limits.enable_chunked_prefill else "turn chunked prefill on, or raise max_num_batched_tokens",
         )
 
@@ -286,6 +306,17 @@ class Engine:
         self._idle_steps = 0
         if self._publisher is not None:
             self._publisher.pins_changed()
+
+    def _end_expired(self, now_s: float) -> list[Request]:
+        """End the requests whose deadline has come."""
+        expired = self._deadlines.take_expired(now_s=now_s, step=self._num_steps)
+        for request in expired:
+            self._scheduler.abort_request(request.request_id, reason=FinishReason.DEADLINE)
+            self._families.remove(request)
+            self._stats.request_expired(request.request_id)
+            if self._publisher is not None:
+                self._publisher.request_aborted(request)
+        return expired
 
     def _sharing_scheduler(self) -> Scheduler:
         if not isinstance(self._scheduler, Scheduler):
@@ -296,14 +327,10 @@ class Engine:
         forked = self._scheduler.take_forked() if isinstance(self._scheduler, Scheduler) else []
         for child in forked:
             self._stats.request_forked(child)
+            self._deadlines.add(child)
             if self._publisher is not None:
                 self._publisher.request_forked(child)
         return forked
-
-    def _pinned_in_words(self) -> str:
-        kv_cache = self._scheduler.kv_cache
-        num_pinned = len(kv_cache.pinned_blocks) if isinstance(kv_cache, KVCacheManager) else 0
-        return f", {num_pinned} are pinned by transfers" if num_pinned else ""
 
     def close(self, reason: str = "done") -> None:
         """End the run for whoever watches it; the engine must not be stepped afterwards."""

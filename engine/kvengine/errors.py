@@ -39,6 +39,19 @@ class CapacityError(KVError):
     exit_code = 1
 
 
+class RejectedError(CapacityError):
+    """A request that is not taken in.
+
+    Args:
+        status: What a server would answer: 400 if no server could take it, 503 if this engine never can, 429 if it can
+            later.
+    """
+
+    def __init__(self, message: str, *, status: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
 class TransferError(KVError):
     """A transfer that is unknown, or has been completed already."""
 

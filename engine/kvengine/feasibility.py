@@ -1,7 +1,7 @@
 """What can never work: limits out of range, and requests that could not be finished even alone."""
 
 from kvengine.config import EngineConfig, PreemptionMode
-from kvengine.errors import CapacityError, ConfigError
+from kvengine.errors import ConfigError, RejectedError
 from kvengine.kv_groups.demand import most_blocks_at_a_time
 from kvengine.kv_groups.kinds import FullAttention
 from kvengine.kv_groups.sizes import group_sizes
@@ -28,6 +28,7 @@ def check_config(config: EngineConfig) -> None:
         ("long_prefill_token_threshold", limits.long_prefill_token_threshold, 0),
         ("num_lookahead_tokens", limits.num_lookahead_tokens, 0),
         ("context_parallel_size", config.context_parallel_size, 1),
+        ("max_waiting", 1 if limits.max_waiting is None else limits.max_waiting, 1),
     )
     for name, value, minimum in lowest:
         if value < minimum:
@@ -47,7 +48,7 @@ def check_request(request: Request, config: EngineConfig) -> None:
 
     Raises:
         ConfigError: It has ended or runs already, has no prompt or a token that is no id, or asks for no output.
-        CapacityError: Its prompt leaves no room for output within `max_model_len`.
+        RejectedError: Its prompt leaves no room for output within `max_model_len`.
     """
     if request.status is not RequestStatus.WAITING:
         raise ConfigError(f"request {request.request_id!r} is {request.status} and cannot be added again")
@@ -82,7 +83,7 @@ def _check_media(request: Request) -> None:
         end = item.offset + item.num_tokens
 
 
-def never_fits(request: Request, config: EngineConfig) -> CapacityError | None:
+def never_fits(request: Request, config: EngineConfig) -> RejectedError | None:
     """Why a request cannot be relied on to finish even if it has the pool to itself; None if it can.
 
     With one full-attention group such a request could never finish. Where groups give blocks back while they run, it
@@ -100,26 +101,28 @@ def max_num_tokens(request: Request, config: EngineConfig) -> int:
     return min(request.num_prompt_tokens + request.sampling.max_tokens, config.scheduler.max_model_len)
 
 
-def _leaves_no_room_for_output(request: Request, config: EngineConfig) -> CapacityError | None:
+def _leaves_no_room_for_output(request: Request, config: EngineConfig) -> RejectedError | None:
     num_prompt, max_model_len = request.num_prompt_tokens, config.scheduler.max_model_len
     if num_prompt < max_model_len:
         return None
-    return CapacityError(
+    return RejectedError(
         f"request {request.request_id!r}: a prompt of {num_prompt} tokens leaves no room for output "
         f"within max_model_len {max_model_len}",
+        status=400,
         hint=f"set max_model_len to {num_prompt + 1} or more, or shorten the prompt",
     )
 
 
-def _needs_more_blocks_than_there_are(request: Request, config: EngineConfig) -> CapacityError | None:
+def _needs_more_blocks_than_there_are(request: Request, config: EngineConfig) -> RejectedError | None:
     num_tokens = max_num_tokens(request, config)
     needed, unit = _blocks_needed_alone(request, config, num_tokens)
     usable = config.num_blocks - 1
     if needed <= usable:
         return None
-    return CapacityError(
+    return RejectedError(
         f"request {request.request_id!r} needs {needed} blocks {unit} for {num_tokens} tokens, "
         f"and the pool has {usable}",
+        status=503,
         hint=f"give it at least {needed + 1} blocks, or lower max_tokens or max_model_len",
     )
 
@@ -138,12 +141,13 @@ def _blocks_needed_alone(request: Request, config: EngineConfig, num_tokens: int
             return most_blocks_at_a_time(request, config, sizes, num_computed), "at a time"
 
 
-def _needs_more_than_a_step(request: Request, config: EngineConfig) -> CapacityError | None:
+def _needs_more_than_a_step(request: Request, config: EngineConfig) -> RejectedError | None:
     num_prompt, budget = request.num_prompt_tokens, config.scheduler.max_num_batched_tokens
     if config.scheduler.enable_chunked_prefill or num_prompt <= budget:
         return None
-    return CapacityError(
+    return RejectedError(
         f"request {request.request_id!r} has a prompt of {num_prompt} tokens, a step takes {budget}, "
         "and chunked prefill is off",
+        status=503,
         hint=f"turn chunked prefill on, or set max_num_batched_tokens to {num_prompt} or more",
     )

@@ -313,4 +313,11 @@ def _read_counters(stats: StatsCollector) -> Counters:
         peak_blocks_in_use=stats.peak_blocks_in_use,
         finished=stats.finished,
         aborted=stats.aborted,
+        expired=stats.expired,
+        rejected=stats.rejected,
+        swapped_out_blocks=stats.swapped_out_blocks,
+        swapped_out_tokens=stats.swapped_out_tokens,
+        swapped_in_blocks=stats.swapped_in_blocks,
+        swapped_in_tokens=stats.swapped_in_tokens,
+        host_blocks_in_use=stats.host_blocks_in_use,
     )

@@ -24,6 +24,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    DEADLINE = "deadline"
+    """It had not ended when its deadline came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class Request:
         adapter: The adapter (LoRA) that it runs with, its weights included: only requests with the same one share
             blocks. Empty for none.
         media: What stands behind placeholder tokens of the prompt, by offset, none overlapping another.
+        deadline_s: Time on the engine's clock from which on it is ended; None for no such time.
+        deadline_step: The engine's step before which it is ended; None for no such step.
         parent_id: The request that it was forked from; None if it came by itself.
         draft_token_ids: Guesses at the next tokens, to be computed behind the known ones.
         output_token_ids: Tokens produced so far; read it, and append with `append_output`.
@@ -71,6 +75,8 @@ class Request:
         "arrival_index",
         "arrival_s",
         "cache_salt",
+        "deadline_s",
+        "deadline_step",
         "draft_token_ids",
         "finish_reason",
         "max_num_tokens",
@@ -99,6 +105,8 @@ class Request:
         num_encoder_tokens: int = 0,
         adapter: str = "",
         media: Sequence[MediaItem] = (),
+        deadline_s: float | None = None,
+        deadline_step: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.all_token_ids = list(prompt_token_ids)
@@ -110,6 +118,8 @@ class Request:
         self.num_encoder_tokens = num_encoder_tokens
         self.adapter = adapter
         self.media = media
+        self.deadline_s = deadline_s
+        self.deadline_step = deadline_step
         self.parent_id: RequestId | None = None
         self.arrival_index = 0
         """Order of arrival at the scheduler; it sets this and breaks priority ties with it."""
@@ -164,6 +174,8 @@ class Request:
             num_encoder_tokens=self.num_encoder_tokens,
             adapter=self.adapter,
             media=self.media,
+            deadline_s=self.deadline_s,
+            deadline_step=self.deadline_step,
         )
         child.num_prompt_tokens = self.num_prompt_tokens
         child.max_num_tokens = self.max_num_tokens

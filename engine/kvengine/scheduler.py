@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from kvengine.allocators.protocol import KVMemory
 from kvengine.block_pool import BlockId, BlockPool
-from kvengine.config import EngineConfig, PreemptionMode, SchedulingPolicy
-from kvengine.errors import CapacityError, ConfigError
+from kvengine.config import EngineConfig, MisfitPolicy, PreemptionMode, SchedulingPolicy
+from kvengine.errors import CapacityError, ConfigError, RejectedError
 from kvengine.feasibility import check_config, check_request, max_num_tokens, never_fits
 from kvengine.forks import check_fork, reason_to_end
 from kvengine.kv_cache_manager import KVCacheManager, NewBlocks
@@ -125,12 +125,14 @@ class Scheduler:
 
         Raises:
             ConfigError: Its id is in use, or it has no prompt or asks for no output.
-            CapacityError: Its prompt leaves no room for output within `max_model_len`.
+            RejectedError: Its prompt leaves no room for output within `max_model_len`; unless misfits are to stall,
+                it could never be finished; or the queue is full.
         """
         for request_id in (request.request_id, *request.sample_ids):
             if request_id in self._requests or request_id in self._reserved:
                 raise ConfigError(f"request id {request_id!r} is already in use")
         check_request(request, self._config)
+        self._refuse_if_asked(request)
         request.max_num_tokens = max_num_tokens(request, self._config)
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
@@ -193,7 +195,7 @@ class Scheduler:
         """
         return self._paged_memory("unpin").unpin(handle)
 
-    def abort_request(self, request_id: RequestId) -> Request | None:
+    def abort_request(self, request_id: RequestId, *, reason: FinishReason = FinishReason.ABORT) -> Request | None:
         """End a request at once and free its blocks; None if it is unknown or has already ended."""
         request = self._requests.get(request_id)
         if request is None:
@@ -201,7 +203,7 @@ class Scheduler:
         was_running = request.status is RequestStatus.RUNNING
         if was_running:
             self._running.remove(request)
-        self._finish(request, FinishReason.ABORT, has_blocks=was_running)
+        self._finish(request, reason, has_blocks=was_running)
         if not was_running:
             self._waiting.note_abort()
         return request
@@ -229,13 +231,28 @@ class Scheduler:
     def never_fits(self, request: Request) -> CapacityError | None:
         """Why a request could never be finished, even alone in an empty pool; None if it could.
 
-        Such a request is accepted and waits for ever, as in vLLM; a caller that must end asks first.
+        With `MisfitPolicy.STALL` such a request is accepted and waits for ever; a caller that must end asks first.
         """
         return never_fits(request, self._config) or self._kv_cache.never_holds(request)
 
-    def fits_alone(self, request: Request) -> bool:
-        """Whether a request could be finished if it had the whole pool; see `never_fits`."""
-        return self.never_fits(request) is None
+    def _refuse_if_asked(self, request: Request) -> None:
+        """Refuse a request that could never be finished, or for which the queue has no room.
+
+        Raises:
+            RejectedError: It says why, and what a server would answer.
+        """
+        limits = self._limits
+        if limits.misfits is MisfitPolicy.REJECT:
+            misfit = self.never_fits(request)
+            if misfit is not None:
+                raise misfit
+        if limits.max_waiting is not None and len(self._waiting) >= limits.max_waiting:
+            raise RejectedError(
+                f"request {request.request_id!r}: {len(self._waiting)} requests wait, and max_waiting is "
+                f"{limits.max_waiting}",
+                status=429,
+                hint="send it again later, or raise max_waiting",
+            )
 
     def add_drafts(self, drafts: Mapping[RequestId, Sequence[int]]) -> None:
         """Have guesses at the next tokens of running requests computed behind the known ones in their next step.

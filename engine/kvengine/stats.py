@@ -8,6 +8,7 @@ from statistics import median
 
 from kvengine.allocators.memory_use import MemoryUse
 from kvengine.allocators.protocol import KVView
+from kvengine.kv_cache_manager import KVCacheManager
 from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import SchedulerOutput
 
@@ -43,6 +44,18 @@ class EngineStats:
     """Most requests in the running list right after `schedule`."""
     finished: int
     aborted: int
+    expired: int
+    """Requests whose deadline came before their end."""
+    rejected: int
+    """Requests that were not taken in."""
+    swapped_out_blocks: int | None
+    """Blocks moved to the host; like the next four None where requests are not swapped."""
+    swapped_out_tokens: int | None
+    """Computed tokens of the requests that were swapped out, those in shared blocks that did not move included."""
+    swapped_in_blocks: int | None
+    swapped_in_tokens: int | None
+    peak_host_blocks: int | None
+    """Most host blocks in use at a time."""
     tail_waste_slots_mean: float | None
     """Unused slots in the last blocks of the running requests right after `schedule`, a shared block counted once, or
     in the extents that they hold: mean over the steps in which anything ran."""
@@ -82,9 +95,21 @@ class StatsCollector:
     """Adds up `EngineStats` from what each step scheduled, sampled and took.
 
     The counters are plain attributes under the names of `EngineStats`, to be read at any time at no cost.
+
+    Args:
+        swaps: Whether preempted requests are swapped, so that it can be counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, swaps: bool = False) -> None:
+        nothing = 0 if swaps else None
+        self.swapped_out_blocks: int | None = nothing
+        self.swapped_out_tokens: int | None = nothing
+        self.swapped_in_blocks: int | None = nothing
+        self.swapped_in_tokens: int | None = nothing
+        self.host_blocks_in_use: int | None = nothing
+        self.peak_host_blocks: int | None = nothing
+        self.expired = 0
+        self.rejected = 0
         self._reached: dict[RequestId, int] = {}
         """Per unfinished request: tokens that were ever in the cache for it."""
         self.steps = 0
@@ -119,6 +144,8 @@ class StatsCollector:
         self.peak_blocks_in_use = max(self.peak_blocks_in_use, kv_cache.pool.num_used)
         self.peak_running = max(self.peak_running, len(running))
         self._count_recomputed(output)
+        if self.host_blocks_in_use is not None and isinstance(kv_cache, KVCacheManager):
+            self._count_swaps(output, kv_cache)
         # Tokens in the cache after this step, whether or not the scheduler has advanced the requests already.
         tokens_after = {item.request.request_id: item.start + item.num_tokens for item in output.scheduled}
         memory = kv_cache.memory_use(
@@ -148,6 +175,11 @@ class StatsCollector:
     def request_aborted(self, request_id: RequestId) -> None:
         """Count a request that was taken out before its end."""
         self.aborted += 1
+        self._reached.pop(request_id, None)
+
+    def request_expired(self, request_id: RequestId) -> None:
+        """Count a request whose deadline came before its end."""
+        self.expired += 1
         self._reached.pop(request_id, None)
 
     def timed(
@@ -180,6 +212,13 @@ class StatsCollector:
             peak_running=self.peak_running,
             finished=self.finished,
             aborted=self.aborted,
+            expired=self.expired,
+            rejected=self.rejected,
+            swapped_out_blocks=self.swapped_out_blocks,
+            swapped_out_tokens=self.swapped_out_tokens,
+            swapped_in_blocks=self.swapped_in_blocks,
+            swapped_in_tokens=self.swapped_in_tokens,
+            peak_host_blocks=self.peak_host_blocks,
             tail_waste_slots_mean=self._waste_slots / self._waste_steps if self._waste_steps else None,
             tail_waste_fraction=self._waste_slots / self._used_slots if self._used_slots else None,
             elapsed_s=0.0 if self._started_s is None else self._ended_s - self._started_s,
@@ -209,6 +248,16 @@ class StatsCollector:
         self.admitted_prompt_tokens += sum(
             item.request.num_prompt_tokens for item in output.scheduled if item.request.request_id in first
         )
+
+    def _count_swaps(self, output: SchedulerOutput, kv_cache: KVCacheManager) -> None:
+        space = kv_cache.swap_space
+        if space is None:
+            return
+        self.swapped_out_blocks = (self.swapped_out_blocks or 0) + len(output.moves_out)
+        self.swapped_out_tokens = (self.swapped_out_tokens or 0) + sum(swap.num_tokens for swap in output.swapped_out)
+        self.swapped_in_blocks = (self.swapped_in_blocks or 0) + len(output.moves_in)
+        self.swapped_in_tokens = (self.swapped_in_tokens or 0) + sum(swap.num_tokens for swap in output.swapped_in)
+        self.host_blocks_in_use, self.peak_host_blocks = space.host.num_used, space.host.peak_used
 
     def _count_recomputed(self, output: SchedulerOutput) -> None:
         reached = self._reached

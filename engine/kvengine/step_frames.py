@@ -33,7 +33,7 @@ _STATUS = {
     RequestStatus.FINISHED: Status.RUNNING,
 }
 _NO_BLOCKS: list[int] = []
-_NOTHING_COUNTED = Counters(*[0] * len(Counters.__struct_fields__))
+_NOTHING_COUNTED = Counters(*[0] * (len(Counters.__struct_fields__) - len(Counters.__struct_defaults__)))
 
 
 class _Tracked:
@@ -155,7 +155,9 @@ class StepFrames:
         tracked = self._tracked.pop(request.request_id)
         if self._told is not None:
             self._told.forget(request.request_id)
-        self._aborted.append(Finished(tracked.handle, FinishReason.ABORT, request.num_output_tokens))
+        self._aborted.append(
+            Finished(tracked.handle, request.finish_reason or FinishReason.ABORT, request.num_output_tokens)
+        )
 
     def blank_snapshot(self) -> Snapshot:
         """The state before the first step: an empty pool, and no request yet."""
@@ -270,6 +272,9 @@ class StepFrames:
             for table, block_size in zip(tables, self._block_sizes, strict=True):
                 news.listed += filter(None, table)
                 news.hit += filter(None, table[: num_cached_tokens // block_size])
+            if item.start > num_cached_tokens:  # swapped in: what it brings with it can be found again
+                size = self._block_sizes[0]
+                _list_filled(tables[0], num_cached_tokens // size, item.start // size, news.filled)
             more_tables = self._told.start(request_id, tables) if self._told is not None else []
             admitted.append(Admitted(tracked.handle, num_cached_tokens, resumed, list(tables[0]), more_tables))
         return admitted

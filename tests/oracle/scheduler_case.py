@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, MisfitPolicy, SchedulerConfig, SchedulingPolicy
 from kvengine.errors import ConfigError
 from kvengine.kv_groups.kinds import (
     ChunkedLocal,
@@ -165,6 +165,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 enable_chunked_prefill=self.enable_chunked_prefill,
                 long_prefill_token_threshold=self.long_prefill_token_threshold,
                 policy=self.policy,
+                misfits=MisfitPolicy.STALL,
                 watermark=self.watermark,
                 reserve_full_isl=self.reserve_full_isl,
                 num_lookahead_tokens=self.spec.lookahead if self.spec is not None else 0,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, MisfitPolicy, SchedulerConfig, SchedulingPolicy
 from kvengine.errors import ConfigError
 from kvengine.kv_groups.kinds import (
     ChunkedLocal,
@@ -110,7 +110,7 @@ def test_a_prompt_longer_than_the_pool_is_admitted_where_a_window_is_all_it_hold
     # Window 5 and a budget of 4: at the gate at most ceil(8 / 4) + 1 = 3 blocks count, of 3 that there are.
     run = a_run(SlidingWindow(block_size=4, window=5), num_blocks=4, max_num_batched_tokens=4)
     request = a_request(prompt=range(40), max_tokens=2)
-    assert run.scheduler.fits_alone(request)
+    assert run.scheduler.never_fits(request) is None
     run.add(request)
     assert len(run.finish()) == 11  # ten chunks of 4, the last of which samples, and one more token
 
@@ -338,4 +338,4 @@ def test_a_request_in_groups_that_cannot_fit_is_told_how_many_blocks_it_needs_at
     misfit = run.scheduler.never_fits(a_request(prompt=range(20), max_tokens=20))
     assert misfit is not None
     assert misfit.message == "request 'a' needs 12 blocks at a time for 40 tokens, and the pool has 11"
-    assert a_run(FULL, STATE, num_blocks=13).scheduler.fits_alone(a_request(prompt=range(20), max_tokens=20))
+    assert a_run(FULL, STATE, num_blocks=13).scheduler.never_fits(a_request(prompt=range(20), max_tokens=20)) is None

@@ -1,6 +1,6 @@
 import pytest
 
-from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, MisfitPolicy, SchedulerConfig, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus, SamplingParams
 from kvengine.scheduler import Scheduler
@@ -8,6 +8,7 @@ from kvengine.scheduler_output import Admission, SchedulerOutput
 from tests.builders import a_request, an_engine_config
 from tests.fake_device import FakeDevice
 
+STALLING = SchedulerConfig(misfits=MisfitPolicy.STALL)
 LETTER = ord("z")
 
 
@@ -159,8 +160,8 @@ def test_a_resumed_request_hits_what_is_left_of_its_blocks_and_counts_as_resumed
 
 def test_a_lone_request_that_outgrows_the_pool_preempts_itself() -> None:
     request = a_request(prompt="abcdefgh", max_tokens=9)
-    scheduler = a_scheduler(request, config=an_engine_config(num_blocks=3))
-    assert not scheduler.fits_alone(request)
+    scheduler = a_scheduler(request, config=an_engine_config(num_blocks=3, limits=STALLING))
+    assert scheduler.never_fits(request) is not None
     step(scheduler)
     output = step(scheduler)
     assert (output.preempted, output.scheduled) == (["a"], [])
@@ -295,8 +296,8 @@ def test_a_request_fits_alone_if_all_but_its_last_token_have_slots(
     num_prompt: int, max_tokens: int, fits: bool
 ) -> None:
     request = a_request(prompt=range(num_prompt), max_tokens=max_tokens)
-    scheduler = a_scheduler(request)
-    assert scheduler.fits_alone(request) == fits
+    scheduler = a_scheduler(request, config=an_engine_config(limits=STALLING))
+    assert (scheduler.never_fits(request) is None) == fits
     for _ in range(40):
         step(scheduler)
     assert (request.status is RequestStatus.FINISHED) == fits
@@ -312,7 +313,7 @@ def test_a_request_that_never_fits_is_told_what_it_needs_and_what_there_is() -> 
 
 def test_max_model_len_caps_what_a_request_needs() -> None:
     scheduler = a_scheduler(config=an_engine_config(limits=SchedulerConfig(max_model_len=33)))
-    assert scheduler.fits_alone(a_request(prompt="abc", max_tokens=1000))
+    assert scheduler.never_fits(a_request(prompt="abc", max_tokens=1000)) is None
 
 
 def test_without_chunks_a_prompt_longer_than_a_step_never_fits() -> None:
@@ -321,7 +322,7 @@ def test_without_chunks_a_prompt_longer_than_a_step_never_fits() -> None:
     misfit = scheduler.never_fits(a_request(prompt="abcdef"))
     assert misfit is not None
     assert "a prompt of 6 tokens, a step takes 5, and chunked prefill is off" in misfit.message
-    assert scheduler.fits_alone(a_request(prompt="abcde"))
+    assert scheduler.never_fits(a_request(prompt="abcde")) is None
 
 
 @pytest.mark.parametrize(

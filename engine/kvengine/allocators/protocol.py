@@ -21,7 +21,7 @@ from kvengine.errors import CapacityError
 from kvengine.kv_cache_manager import CacheEntry, NewBlocks
 from kvengine.kv_groups.agreement import PrefixHit
 from kvengine.kv_groups.sizes import GroupSizes
-from kvengine.request import Request, RequestId
+from kvengine.request import FinishReason, Request, RequestId
 from kvengine.scheduler_output import SchedulerOutput
 
 
@@ -218,7 +218,7 @@ class EngineScheduler(Protocol):
         """Put a new request into the waiting queue."""
         ...
 
-    def abort_request(self, request_id: RequestId) -> Request | None:
+    def abort_request(self, request_id: RequestId, *, reason: FinishReason = FinishReason.ABORT) -> Request | None:
         """End a request at once; None if it is unknown or has ended."""
         ...
 

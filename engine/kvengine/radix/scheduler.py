@@ -117,7 +117,7 @@ class RadixScheduler:
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
-    def abort_request(self, request_id: RequestId) -> Request | None:
+    def abort_request(self, request_id: RequestId, *, reason: FinishReason = FinishReason.ABORT) -> Request | None:
         """End a request at once and free its slots, publishing nothing; None if it is unknown or has ended."""
         request = self._requests.get(request_id)
         if request is None:
@@ -132,7 +132,7 @@ class RadixScheduler:
                 (self._joining if request in self._joining else self._decoding).remove(request)
             self._cache.abort(request_id)
             self._is_full = False
-        self._end(request, FinishReason.ABORT)
+        self._end(request, reason)
         return request
 
     def never_fits(self, request: Request) -> CapacityError | None:

@@ -137,6 +137,18 @@ class Counters(msgspec.Struct, frozen=True, array_like=True):
     """Most usable blocks that were not free right after a step was scheduled."""
     finished: Count
     aborted: Count
+    expired: Count = 0
+    """Requests whose deadline came before their end."""
+    rejected: Count = 0
+    """Requests that were not taken in: they could never be finished, or the queue was full."""
+    swapped_out_blocks: Count | None = None
+    """Blocks whose content moved to the host; like the next four None where requests are not swapped."""
+    swapped_out_tokens: Count | None = None
+    """Computed tokens of the requests that were swapped out, those in shared blocks that did not move included."""
+    swapped_in_blocks: Count | None = None
+    swapped_in_tokens: Count | None = None
+    host_blocks_in_use: Count | None = None
+    """Host blocks that hold what swapped-out requests keep."""
 
 
 class RequestState(msgspec.Struct, frozen=True, array_like=True):
@@ -218,7 +230,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
     handle: Count
     reason: str
-    """`stop`, `length` or `abort`."""
+    """`stop`, `length`, `abort` or `deadline`."""
     num_output_tokens: Count
 
 
