@@ -7,12 +7,16 @@ from typing import Protocol
 
 from kvengine.allocators.memory_use import MemoryMeter
 from kvengine.clock import Clock, RealClock, VirtualClock
+from kvengine.control import EngineControl
 from kvengine.engine import Engine, StepResult
-from kvengine.request import Request, RequestId
+from kvengine.errors import RejectedError
+from kvengine.request import Request, RequestId, RequestStatus
 from kvplan.latency import LatencyLog
 from kvplan.requests.schedule import Schedule
 from kvplan.timeline import TimelineLog
 
+QUEUE_IS_FULL = 429
+"""What a server answers while its queue is full; see `RejectedError`."""
 _POLL_EVERY_S = 0.1
 """Viewers that attach while nothing is to be done wait no longer than that."""
 
@@ -127,6 +131,9 @@ class Driver:
         pace: How time passes.
         stop_token_ids: Tokens that end outputs early.
         progress: Told how many requests have ended.
+        control: Obeyed before each step; None where no viewer may steer.
+        deadline_s: Seconds after its arrival when a request is ended; None for no such time.
+        deadline_steps: Steps after its arrival when a request is ended; None for no such number.
     """
 
     def __init__(
@@ -137,7 +144,18 @@ class Driver:
         pace: Pace,
         stop_token_ids: frozenset[int] = frozenset(),
         progress: Progress | None = None,
+        control: EngineControl | None = None,
+        deadline_s: float | None = None,
+        deadline_steps: int | None = None,
     ) -> None:
+        self._control = control
+        self._num_obeyed = 0
+        self._deadline_s = deadline_s
+        self._deadline_steps = deadline_steps
+        self._open: dict[RequestId, Request] = {}
+        """Requests that have come and not ended."""
+        self._num_expired = 0
+        self._num_rejected = 0
         self.latencies = LatencyLog()
         self.usage = TimelineLog()
         self.memory = MemoryMeter()
@@ -165,6 +183,8 @@ class Driver:
                 out_of_time = True
                 break
             self._add_due()
+            if self._control is not None:
+                self._be_steered(self._control)
             if self._is_idle():
                 self._pace.wait_until(min(self._schedule.next_s or 0.0, self._pace.now_s() + left_s))
                 self._engine.poll()
@@ -177,10 +197,42 @@ class Driver:
         for due in self._schedule.take(step=self._step, now_s=now_s):
             spec = due.spec
             request = spec.build(stop_token_ids=self._stop_token_ids, history=due.history)
-            self._engine.add_request(request)
-            self.latencies.arrived(spec.request_id, now_s if due.time_s is None else due.time_s)
+            arrived_s = now_s if due.time_s is None else due.time_s
+            self._set_deadline(request, late_s=now_s - arrived_s)
+            if not self._try_add(request):
+                continue
+            self.latencies.arrived(spec.request_id, arrived_s)
             if spec.cancel_after_tokens is not None:
                 self._impatient[spec.request_id] = (request, spec.cancel_after_tokens)
+
+    def _set_deadline(self, request: Request, *, late_s: float) -> None:
+        if self._deadline_s is not None:
+            request.deadline_s = self._engine.now_s() - late_s + self._deadline_s
+        if self._deadline_steps is not None:
+            request.deadline_step = self._engine.num_steps + self._deadline_steps
+
+    def _try_add(self, request: Request) -> bool:
+        """Hand a request to the engine; False if it is to come again later, which nobody does here."""
+        try:
+            self._engine.add_request(request)
+        except RejectedError as error:
+            if error.status != QUEUE_IS_FULL:
+                raise
+            self._num_rejected += 1
+            self._end(request)
+            return False
+        self._open[request.request_id] = request
+        return True
+
+    def _be_steered(self, control: EngineControl) -> None:
+        """Wait as viewers want, and take note of requests that they have ended."""
+        control.wait_for_turn()
+        if control.num_obeyed != self._num_obeyed:
+            self._num_obeyed = control.num_obeyed
+            for request in [*self._open.values()]:
+                if request.status is RequestStatus.FINISHED:
+                    self._num_cancelled += 1
+                    self._drop(request)
 
     def _is_idle(self) -> bool:
         """Whether nothing can happen before a time; before a step, the engine makes idle steps."""
@@ -192,7 +244,12 @@ class Driver:
         result = self._engine.step()
         self._step += 1
         self._pace.stepped()
+        if self._control is not None:
+            self._control.stepped()
         self._note(result, began_s)
+        for request in result.expired:
+            self._num_expired += 1
+            self._drop(request)
         for request in result.finished:
             self._num_finished += 1
             self.latencies.finished(request.request_id)
@@ -203,7 +260,7 @@ class Driver:
         if self._schedule.next_s is None:
             self._engine.raise_if_stalled()
         if self._progress is not None:
-            self._progress.advanced(self._num_finished + self._num_cancelled)
+            self._progress.advanced(self._num_finished + self._num_cancelled + self._num_expired + self._num_rejected)
 
     def _note(self, result: StepResult, began_s: float) -> None:
         ended_s = self._pace.now_s()
@@ -222,9 +279,14 @@ class Driver:
     def _cancel(self, request: Request) -> None:
         self._engine.abort(request.request_id)
         self._num_cancelled += 1
+        self._drop(request)
+
+    def _drop(self, request: Request) -> None:
+        """Take note of a request that has ended before its time."""
         self.latencies.dropped(request.request_id)
         self._end(request)
 
     def _end(self, request: Request) -> None:
         self._impatient.pop(request.request_id, None)
+        self._open.pop(request.request_id, None)
         self._schedule.ended(request.request_id, self._pace.now_s(), tokens=request.all_token_ids)

@@ -44,6 +44,20 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int | None = None
     finished_requests: int | None = None
     cancelled_requests: int | None = None
+    expired_requests: int | None = None
+    """Requests that had not ended at their deadline."""
+    rejected_requests: int | None = None
+    """Requests that came while the queue was full."""
+    host_cache_bytes: int | None = None
+    """Bytes of the host's blocks; this and the next five are None where requests are not swapped."""
+    swapped_out_blocks: int | None = None
+    """Blocks that moved to the host."""
+    swapped_out_tokens: int | None = None
+    """Computed tokens of the requests that were swapped out, those in shared blocks that did not move included."""
+    swapped_in_blocks: int | None = None
+    swapped_in_tokens: int | None = None
+    peak_host_blocks: int | None = None
+    """Most host blocks in use at a time."""
     good_requests: int | None = None
     """Finished ones that met the service level; None if there is none, or times mean nothing."""
     elapsed_s: float | None = None

@@ -155,6 +155,13 @@ METRICS = (
         of=lambda figures: figures.recomputed_tokens,
     ),
     Metric(
+        key="swapped_in_tokens",
+        title="tokens swapped in",
+        unit="tokens",
+        higher_is_better=False,
+        of=lambda figures: figures.swapped_in_tokens,
+    ),
+    Metric(
         key="output_tokens_per_joule",
         title="output tokens a joule",
         unit="tokens",

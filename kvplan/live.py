@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvengine.clock import RealClock
+from kvengine.control import EngineControl
 from kvengine.engine import Engine
 from kvengine.errors import CapacityError, TelemetryError
 from kvengine.observer import TelemetryPublisher, engine_facts
@@ -68,8 +69,13 @@ def run_live(
     runner = models.runner(prepared.model, prepared.config, profile.device)
     _warm_up(prepared, requests, runner)
     clock = RealClock()
+    control = EngineControl(clock=clock, lets_go=True)
     facts = engine_facts(
-        prepared.config, model=prepared.model.name, label=prepared.point.title, allocator=profile.allocator
+        prepared.config,
+        model=prepared.model.name,
+        label=prepared.point.title,
+        allocator=profile.allocator,
+        accepts=control.accepts,
     )
     publisher = TelemetryPublisher.open(
         facts,
@@ -86,10 +92,14 @@ def run_live(
         debug=debug,
         scheduler=scheduler_of(prepared),
     )
+    control.steer(engine, publisher)
     driver = Driver(
         engine,
         schedule_of(prepared, requests),
         pace=RealPace(clock),
+        control=control,
+        deadline_s=prepared.workload.deadline_s,
+        deadline_steps=prepared.workload.deadline_steps,
         stop_token_ids=prepared.model.eos_token_ids if prepared.workload.stop_at_eos else frozenset(),
         progress=progress,
     )
@@ -103,9 +113,13 @@ def run_live(
         _measured(prepared, engine, driver),
         kv_cache_bytes=runner.cache_bytes,
         weight_bytes=runner.weight_bytes,
+        host_cache_bytes=runner.host_cache_bytes,
         gpus=gpus.figures(),
     )
-    return LiveRun(measured=measured, environment=models.environment(), out_of_time=out_of_time, error=error)
+    environment = models.environment()
+    if control.num_obeyed:
+        environment = {**environment, "steered": f"a viewer gave {control.num_obeyed} commands while it ran"}
+    return LiveRun(measured=measured, environment=environment, out_of_time=out_of_time, error=error)
 
 
 def _has_place_for_a_socket() -> bool:

@@ -24,6 +24,7 @@ def budget_figures(config: EngineConfig) -> Figures:
         usable_blocks=max(config.num_blocks - 1, 0),
         block_size=config.block_size,
         kv_cache_bytes=config.num_blocks * config.kv_cache.block_bytes,
+        host_cache_bytes=config.num_host_blocks * config.kv_cache.block_bytes or None,
     )
 
 
@@ -47,6 +48,13 @@ def engine_figures(engine: Engine) -> Figures:
         output_tokens=stats.output_tokens,
         finished_requests=stats.finished,
         cancelled_requests=stats.aborted,
+        expired_requests=stats.expired,
+        rejected_requests=stats.rejected,
+        swapped_out_blocks=stats.swapped_out_blocks,
+        swapped_out_tokens=stats.swapped_out_tokens,
+        swapped_in_blocks=stats.swapped_in_blocks,
+        swapped_in_tokens=stats.swapped_in_tokens,
+        peak_host_blocks=stats.peak_host_blocks,
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
+from kvengine.spec import KVCacheSpec
+from kvengine.units import format_bytes
 from kvplan.budget import MemoryBudget
 from kvplan.capacity import EngineKind, fill_pool
 from kvplan.requests.build import request_specs
@@ -214,6 +216,9 @@ def plan_engine(point: Point, model: RunModel, budget: MemoryBudget | None = Non
         group_layers=layout.group_layers,
         num_blocks=capacity.num_blocks,
         enable_prefix_caching=profile.prefix_caching and not profile.allocator.is_reserving,
+        eviction_policy=profile.eviction_policy,
+        preemption=profile.preemption,
+        num_host_blocks=_num_host_blocks(point, layout.spec),
         scheduler=SchedulerConfig(
             max_num_seqs=profile.max_num_seqs,
             max_num_batched_tokens=profile.max_num_batched_tokens,
@@ -222,6 +227,9 @@ def plan_engine(point: Point, model: RunModel, budget: MemoryBudget | None = Non
             long_prefill_token_threshold=profile.long_prefill_token_threshold,
             policy=profile.scheduling_policy,
             watermark=profile.watermark,
+            victim_policy=profile.victim_policy,
+            misfits=profile.misfits,
+            max_waiting=profile.max_waiting,
         ),
     )
 
@@ -242,6 +250,25 @@ def _num_blocks(profile: RunProfile, block_size: int) -> int | None:
     if profile.num_blocks is None:
         return _UNKNOWN_POOL if profile.available_kv is None and profile.gpu is None else None
     return profile.num_blocks * profile.block_size // block_size
+
+
+def _num_host_blocks(point: Point, spec: KVCacheSpec) -> int:
+    """Blocks that fit into the swap space; 0 where there is none.
+
+    Raises:
+        ConfigError: Not a single one fits, or more than there is any use for.
+    """
+    size_bytes = point.profile.swap_space
+    if size_bytes is None:
+        return 0
+    num_blocks = size_bytes // spec.block_bytes
+    if not 1 <= num_blocks <= MAX_BLOCKS:
+        message = (
+            f"expected room for 1 to {MAX_BLOCKS:,} blocks of {format_bytes(spec.block_bytes)}, "
+            f"got {format_bytes(size_bytes)}"
+        )
+        raise ConfigError(message, where=f"{point.where}: swap_space")
+    return num_blocks
 
 
 def _digest(value: object) -> str:

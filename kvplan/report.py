@@ -29,6 +29,8 @@ class Column:
     show: Callable[[Figures], str]
     is_timed: bool = False
     """Only a run on a model has it."""
+    is_rare: bool = False
+    """Shown only where some point has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ COLUMNS = (
     Column(title="pre-\nempted", show=lambda figures: show_count(figures.preemptions)),
     Column(title="prefix\nhits", show=lambda figures: show_count(figures.prefix_hit_tokens)),
     Column(title="recom-\nputed", show=lambda figures: show_count(figures.recomputed_tokens)),
+    Column(title="swapped\nin", show=lambda figures: show_count(figures.swapped_in_tokens), is_rare=True),
     Column(title="tail\nwaste", show=lambda figures: show_percent(figures.tail_waste_fraction)),
     Column(title="prompt\ntok/s", show=lambda figures: _rate(figures.prompt_tokens_per_s), is_timed=True),
     Column(title="output\ntok/s", show=lambda figures: _rate(figures.output_tokens_per_s), is_timed=True),
@@ -89,9 +92,9 @@ PLANNED_NOTE = (
     " and with every output at its full length"
 )
 UNITS_NOTE = (
-    "prefix hits, those of resumptions included, and recomputed in tokens; tail waste: unused slots in the last blocks"
-    " of running requests, or in what is reserved for them, as a share of all slots in use, over the steps; prompt"
-    " tok/s counts whole prompts, also what was found in the prefix cache"
+    "prefix hits, those of resumptions included, recomputed and swapped in, in tokens; tail waste: unused slots in the"
+    " last blocks of running requests, or in what is reserved for them, as a share of all slots in use, over the steps;"
+    " prompt tok/s counts whole prompts, also what was found in the prefix cache"
 )
 
 
@@ -103,7 +106,7 @@ def report_table(points: Sequence[PointResult]) -> ReportTable:
     """
     axes = points[0].axes
     is_timed = any(point.measured is not None for point in points)
-    columns = [column for column in COLUMNS if is_timed or not column.is_timed]
+    columns = [column for column in COLUMNS if (is_timed or not column.is_timed) and _is_known(column, points)]
     groups = group_repeats(points)
     return ReportTable(
         titles=[*map(two_lines, axes), "", *(column.title for column in columns)],
@@ -111,6 +114,12 @@ def report_table(points: Sequence[PointResult]) -> ReportTable:
         num_heads=len(axes) + 1,
         notes=[*_notes(points), *_repeat_notes(groups)],
     )
+
+
+def _is_known(column: Column, points: Sequence[PointResult]) -> bool:
+    """Whether a column that is rarely of use has anything to show."""
+    figures = [one for point in points for one in (point.planned, point.measured) if one is not None]
+    return not column.is_rare or any(column.show(one) != UNKNOWN for one in figures)
 
 
 def split_series(points: Sequence[PointResult]) -> list[list[PointResult]]:

@@ -131,7 +131,15 @@ def _result(
 
 def _time_is_up(prepared: PreparedPoint, figures: Figures, num_requests: int) -> CapacityError:
     limit_s = prepared.point.profile.time_limit_s
-    ended = (figures.finished_requests or 0) + (figures.cancelled_requests or 0)
+    ended = sum(
+        count or 0
+        for count in (
+            figures.finished_requests,
+            figures.cancelled_requests,
+            figures.expired_requests,
+            figures.rejected_requests,
+        )
+    )
     return CapacityError(
         f"ended after its time limit of {limit_s:g} s: {ended} of {num_requests} requests had finished",
         hint="raise time_limit_s",

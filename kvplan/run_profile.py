@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kvengine.allocators.kinds import AllocatorKind
-from kvengine.config import SchedulingPolicy
+from kvengine.config import MisfitPolicy, PreemptionMode, SchedulingPolicy, VictimPolicy
 from kvengine.errors import ConfigError
+from kvengine.eviction_policies import EvictionPolicy
 from kvengine.spec import KVDtype
 from kvengine.units import format_bytes
 from kvplan.loading import ByteSize, FileSchema
@@ -119,6 +120,18 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     """Most tokens of a request, prompt and output; none: as many as the model allows."""
     scheduling_policy: SchedulingPolicy = SchedulingPolicy.FCFS
     """Who is admitted first, and who is preempted first."""
+    eviction_policy: EvictionPolicy = EvictionPolicy.LRU
+    """Which cached block that nobody holds is given up first."""
+    victim_policy: VictimPolicy | None = None
+    """Which running request is preempted first; none: as the scheduling policy says."""
+    preemption: PreemptionMode = PreemptionMode.RECOMPUTE
+    """What becomes of what a preempted request has computed."""
+    swap_space: ByteSize | None = None
+    """Bytes on the host for swapped-out requests, such as `4GiB`."""
+    misfits: MisfitPolicy = MisfitPolicy.REJECT
+    """What becomes of a request that could never be finished."""
+    max_waiting: Count | None = None
+    """Most requests that may wait; one that comes while so many do is refused. None: any number."""
     watermark: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     """Share of the pool that an admission must leave free."""
     device: Device = "auto"
@@ -179,7 +192,7 @@ def label_of(settings: Mapping[str, Setting], axes: Sequence[str]) -> str:
 
 def show_setting(key: str, value: Setting) -> str:
     """A value of a profile as text; sizes in binary units."""
-    if key == "available_kv" and isinstance(value, int):
+    if key in ("available_kv", "swap_space") and isinstance(value, int):
         return format_bytes(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -200,6 +213,7 @@ def check_profile(profile: RunProfile, workload: Workload | None, *, where: str)
         raise ConfigError("target openai and key server go together", where=where)
     _check_allocator(profile, where=where)
     _check_pool(profile, where=where)
+    _check_pressure(profile, workload, where=where)
     return workload
 
 
@@ -213,6 +227,28 @@ def _check_pool(profile: RunProfile, *, where: str) -> None:
         return
     said = " and ".join(given) or "none of them"
     raise ConfigError(f"expected one of available_kv (such as 48MiB), num_blocks and gpu, got {said}", where=where)
+
+
+def _check_pressure(profile: RunProfile, workload: Workload, *, where: str) -> None:
+    """Refuse keys about running out of memory that do not go together."""
+    swaps = profile.preemption is PreemptionMode.SWAP
+    if swaps and profile.swap_space is None:
+        raise ConfigError("preemption swap needs it: bytes on the host, such as 4GiB", where=f"{where}: swap_space")
+    if not swaps and profile.swap_space is not None:
+        raise ConfigError(f"it has no meaning with preemption {profile.preemption}", where=f"{where}: swap_space")
+    if workload.deadline_s is not None and profile.target == "simulated" and not workload.is_timed:
+        message = "requests come by steps here, and a step has no length; use deadline_steps"
+        raise ConfigError(message, where=f"{where}: workload.deadline_s")
+    if profile.allocator is AllocatorKind.PAGED:
+        return
+    usual = RunProfile()
+    keys = ["eviction_policy", "preemption"]
+    if profile.allocator is AllocatorKind.TOKEN_LEVEL:
+        keys += ["victim_policy", "misfits", "max_waiting"]
+    for key in keys:
+        if getattr(profile, key) != getattr(usual, key):
+            message = f"allocator {profile.allocator} has no such thing, got {getattr(profile, key)}"
+            raise ConfigError(message, where=f"{where}: {key}")
 
 
 def _check_allocator(profile: RunProfile, *, where: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kvengine.clock import RealClock, VirtualClock
+from kvengine.config import MisfitPolicy
 from kvengine.engine import Engine
 from kvengine.errors import CapacityError
 from kvengine.observer import TelemetryPublisher, engine_facts
@@ -70,12 +71,16 @@ def simulate(
     )
     is_timed = prepared.workload.is_timed
     pace = StepPace(clock, profile.step_s if is_timed else 1.0)
+    workload = prepared.workload
     driver = Driver(
         engine,
         schedule_of(prepared, requests),
         pace=pace,
         stop_token_ids=_NEVER_SAMPLED if prepared.workload.stop_at_eos else frozenset(),
         progress=progress,
+        # Where steps are counted, nobody knows how many seconds they would take.
+        deadline_s=workload.deadline_s if is_timed else None,
+        deadline_steps=workload.deadline_steps,
     )
     with closing(engine):
         _refuse_misfits(engine, requests)
@@ -102,7 +107,9 @@ def _refuse_no_pool(prepared: PreparedPoint) -> None:
 
 
 def _refuse_misfits(engine: Engine, requests: Sequence[RequestSpec]) -> None:
-    """Before anything runs, say what the largest request needs if the pool cannot hold it."""
+    """Before anything runs, say what the largest request needs if the pool cannot hold it; unless it is to stall."""
+    if engine.config.scheduler.misfits is MisfitPolicy.STALL:
+        return
     longest = max(requests, key=lambda request: request.num_tokens)
     longest_prompt = max(requests, key=lambda request: request.num_prompt_tokens)
     for request in (longest, longest_prompt):

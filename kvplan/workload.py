@@ -145,6 +145,10 @@ class Workload(FileSchema, frozen=True, kw_only=True):
     priorities: tuple[PriorityShare, ...] = ()
     """Drawn for each request; without them all have 0."""
     cancel: Cancellations | None = None
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] | None = None
+    """A request that has not ended so many seconds after it came is ended; waiting counts."""
+    deadline_steps: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """A request that has not ended so many steps of the engine after it came is ended."""
     arrivals: Arrivals = "steps"
     """How requests, or conversations, come one after the other."""
     arrival_gap_steps: Steps = 0

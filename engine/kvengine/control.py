@@ -79,6 +79,11 @@ class Commanded(Protocol):
         """The scheduler, once a step was published."""
         ...
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether any viewer is attached."""
+        ...
+
 
 class EngineControl:
     """What viewers have asked for, and whether a step may be taken now.
@@ -87,10 +92,18 @@ class EngineControl:
         clock: Paces the steps.
         steps_per_s: Most steps a second at first; 0 for as many as there is time for.
         has_scenes: Whether there are scenes to go on to.
+        lets_go: When the last viewer leaves, go on at full speed with the whole pool: nobody is left to ask for that.
+
+    Attributes:
+        num_obeyed: Commands that were carried out.
     """
 
-    def __init__(self, *, clock: Clock, steps_per_s: float = 0.0, has_scenes: bool = False) -> None:
+    def __init__(
+        self, *, clock: Clock, steps_per_s: float = 0.0, has_scenes: bool = False, lets_go: bool = False
+    ) -> None:
         self._clock = clock
+        self._lets_go = lets_go
+        self.num_obeyed = 0
         self._steps_per_s = steps_per_s
         self._has_scenes = has_scenes
         self._is_paused = False
@@ -177,13 +190,22 @@ class EngineControl:
         publisher = self._publisher
         assert publisher is not None, "an engine is steered before it is driven"
         publisher.poll()
+        if self._lets_go and self.num_obeyed and not publisher.is_watched:
+            self._let_go()
         for command, answer in publisher.take_commands():
             refusal = self._carry_out(command)
+            self.num_obeyed += not refusal
             answer(encode_frame(Reply(is_done=not refusal, text=refusal)))
         state = self._state()
         if state != self._told:
             self._told = state
             publisher.tell(encode_frame(state))
+
+    def _let_go(self) -> None:
+        self._is_paused, self._steps_left, self._steps_per_s = False, None, 0.0
+        pool = self._publisher.scheduler.kv_cache.pool if self._publisher and self._publisher.scheduler else None
+        if isinstance(pool, BlockPool) and (pool.num_withheld or pool.num_to_withhold):
+            pool.withhold(0)
 
     def _carry_out(self, command: Command) -> str:
         """Do one thing; an empty text, or why it cannot be done."""

@@ -131,6 +131,10 @@ class Engine:
         """How long steps took; None before the first that scheduled a token."""
         return self._stats.step_times()
 
+    def now_s(self) -> float:
+        """The time on its clock."""
+        return self._clock.now_s()
+
     @property
     def num_steps(self) -> int:
         """Steps taken so far: the number of the next one."""

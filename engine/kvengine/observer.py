@@ -227,6 +227,11 @@ class TelemetryPublisher:
         """The scheduler of the last step; None before the first."""
         return self._last[0] if self._last is not None else None
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether any viewer is attached."""
+        return any(server.is_listening for server in self._servers)
+
     def note(self, text: str) -> None:
         """Say something for people with the next step."""
         self._note = text

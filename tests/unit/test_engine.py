@@ -1,13 +1,12 @@
 """The engine loop and its counters, on small cases worked out by hand and on the totals of a real scheduler."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvengine.clock import VirtualClock
-from kvengine.config import MisfitPolicy, SchedulerConfig
+from kvengine.config import SchedulerConfig
 from kvengine.engine import Engine
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.request import FinishReason, RequestId

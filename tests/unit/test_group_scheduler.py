@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from kvengine.config import EngineConfig, MisfitPolicy, SchedulerConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
 from kvengine.errors import ConfigError
 from kvengine.kv_groups.kinds import (
     ChunkedLocal,
