@@ -1,12 +1,13 @@
 """The engine loop and its counters, on small cases worked out by hand and on the totals of a real scheduler."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvengine.clock import VirtualClock
-from kvengine.config import SchedulerConfig
+from kvengine.config import MisfitPolicy, SchedulerConfig
 from kvengine.engine import Engine
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.request import FinishReason, RequestId
@@ -206,7 +207,9 @@ def test_totals_equal_those_of_a_real_scheduler(path: Path) -> None:
     case = load_case(path)
     if case.scenario.unsupported():
         pytest.skip(f"not built yet: {case.scenario.unsupported()}")
-    engine = Engine(case.scenario.engine_config(), GivenOutputs(case), clock=VirtualClock())
+    config = case.scenario.engine_config()
+    config = replace(config, scheduler=replace(config.scheduler, misfits=MisfitPolicy.REJECT))
+    engine = Engine(config, GivenOutputs(case), clock=VirtualClock())
     if case.golden.status == "stalled":
         with pytest.raises(CapacityError):  # refused up front, where the real one waits for ever
             replay(engine, case)
