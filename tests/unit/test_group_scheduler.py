@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, MisfitPolicy, SchedulerConfig, SchedulingPolicy
 from kvengine.errors import ConfigError
 from kvengine.kv_groups.kinds import (
     ChunkedLocal,
@@ -62,7 +62,7 @@ def a_run(*groups: GroupKind, num_blocks: int = 30, unit: int | None = None, cac
             caching=caching,
             prefix_match_unit=unit,
             retention_interval=retention,
-            limits=SchedulerConfig(**{"max_model_len": 64, **limits}),
+            limits=SchedulerConfig(misfits=MisfitPolicy.STALL, **{"max_model_len": 64, **limits}),
         )
     )
 
