@@ -36,7 +36,7 @@ def a_case(lengths: list[int] = LENGTHS, *, dtype: torch.dtype = torch.float32, 
 
 def decoded(kernels: NativeKernels, case: PagedCase, **options: float | int | None) -> Tensor:
     out = torch.full_like(case.q, float("nan"))
-    kernels.decode(
+    kernels.attend(
         case.q,
         head_major(case.k_cache, case.q.dtype),
         head_major(case.v_cache, case.q.dtype),
@@ -64,7 +64,7 @@ def expected_of(case: PagedCase, window: int | None = None) -> Tensor:
 @pytest.mark.parametrize("block_size", [1, 3, 8, 16, 64, 128])
 @pytest.mark.parametrize("heads", [(3, 1), (4, 4), (8, 2), (7, 1), (10, 2)], ids=str)
 @pytest.mark.parametrize("head_dim", [24, 64])
-def test_decode_is_the_references(
+def test_attention_is_the_references(
     kernels: NativeKernels, dtype: torch.dtype, block_size: int, heads: tuple[int, int], head_dim: int
 ) -> None:
     case = a_case(dtype=dtype, block_size=block_size, num_heads=heads[0], num_kv_heads=heads[1], head_dim=head_dim)
@@ -73,7 +73,7 @@ def test_decode_is_the_references(
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 16, 80, 96, 128, 130, 256])
-def test_decode_takes_heads_of_any_size(kernels: NativeKernels, head_dim: int) -> None:
+def test_attention_takes_heads_of_any_size(kernels: NativeKernels, head_dim: int) -> None:
     case = a_case(head_dim=head_dim)
     torch.testing.assert_close(decoded(kernels, case), expected_of(case), atol=2e-6, rtol=0)
 
@@ -110,7 +110,7 @@ def test_latent_rows_are_keys_whose_beginning_is_the_value(kernels: NativeKernel
     rows = head_major(case.k_cache, torch.float32)
     out = torch.empty(len(LENGTHS), 5, 24)
 
-    kernels.decode(case.q, rows, rows, case.block_tables, case.context_lens, out, scale=0.2)
+    kernels.attend(case.q, rows, rows, case.block_tables, case.context_lens, out, scale=0.2)
 
     expected = reference.paged_decode(
         case.q.double(),
@@ -145,7 +145,7 @@ def test_a_result_depends_neither_on_neighbours_nor_on_threads(kernels: NativeKe
         torch.set_num_threads(before)
     alone = torch.empty_like(case.q[:1])
     keys, values = head_major(case.k_cache, torch.float32), head_major(case.v_cache, torch.float32)
-    kernels.decode(case.q[2:], keys, values, case.block_tables[2:], case.context_lens[2:], alone, scale=64**-0.5)
+    kernels.attend(case.q[2:], keys, values, case.block_tables[2:], case.context_lens[2:], alone, scale=64**-0.5)
 
     assert torch.equal(together[2], alone[0].double())
 
@@ -157,9 +157,48 @@ def test_queries_may_lie_between_keys_and_values(kernels: NativeKernels) -> None
     keys, values = head_major(case.k_cache, torch.float32), head_major(case.v_cache, torch.float32)
     out = torch.empty_like(case.q)
 
-    kernels.decode(packed[:, :4], keys, values, case.block_tables, case.context_lens, out, scale=24**-0.5)
+    kernels.attend(packed[:, :4], keys, values, case.block_tables, case.context_lens, out, scale=24**-0.5)
 
     torch.testing.assert_close(out.double(), expected_of(case), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", COMPUTE_TYPES)
+@pytest.mark.parametrize("window", [None, 9])
+def test_the_tokens_of_chunks_see_what_is_before_them(
+    kernels: NativeKernels, dtype: torch.dtype, window: int | None
+) -> None:
+    case = a_paged_case(
+        context_lens=[33, 1, 70, 600], query_lens=[2, 1, 70, 90], block_size=4, num_heads=6, num_kv_heads=2, dtype=dtype
+    )
+    counts = case.query_start_loc.diff()
+    rows = torch.repeat_interleave(torch.arange(4), counts).int()
+    places = torch.cat([torch.arange(count) for count in counts.tolist()])
+    lengths = (case.context_lens - counts)[rows.long()] + places + 1
+    out = torch.empty_like(case.q)
+
+    kernels.attend(
+        case.q,
+        head_major(case.k_cache, dtype),
+        head_major(case.v_cache, dtype),
+        case.block_tables,
+        lengths.int(),
+        out,
+        rows=rows,
+        window=window,
+        scale=0.2,
+    )
+
+    expected = reference.paged_prefill(
+        case.q.double(),
+        case.k_cache.double(),
+        case.v_cache.double(),
+        case.block_tables,
+        case.context_lens,
+        case.query_start_loc,
+        scale=0.2,
+        window=window,
+    )
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCES[dtype], rtol=0)
 
 
 # ---------------------------------------------------------------------- storage
@@ -167,9 +206,7 @@ def test_queries_may_lie_between_keys_and_values(kernels: NativeKernels) -> None
 
 @pytest.mark.parametrize("dtype", COMPUTE_TYPES)
 @pytest.mark.parametrize("cache_dtype", [*COMPUTE_TYPES, torch.float8_e4m3fn])
-def test_store_and_gather_are_torchs_conversions(
-    kernels: NativeKernels, dtype: torch.dtype, cache_dtype: torch.dtype
-) -> None:
+def test_storing_is_torchs_conversion(kernels: NativeKernels, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     # Far from one another and within the range of both types: 2 ** -8 to 2 ** 8.
     rows = torch.randn(5, 3, 20, generator=generator) * torch.exp2(torch.randint(-8, 8, (5, 3, 20)).float())
@@ -184,11 +221,6 @@ def test_store_and_gather_are_torchs_conversions(
     expected[3, :, 1], expected[1, :, 0], expected[2, :, 1], expected[0, :, 0] = stored[[0, 2, 3, 4]]
     assert torch.equal(pool.float(), expected)
 
-    lines = torch.tensor([2 * 3 + 1, 3 * 3, 0])
-    out = torch.empty(3, 40, dtype=dtype)
-    kernels.gather(pool, lines, out)
-    assert torch.equal(out.float(), expected.to(dtype).float().view(12, 40)[lines])
-
 
 def test_eight_bits_round_as_torch_does_and_keep_what_is_too_large_at_the_largest(kernels: NativeKernels) -> None:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
@@ -202,11 +234,13 @@ def test_eight_bits_round_as_torch_does_and_keep_what_is_too_large_at_the_larges
 
 def test_every_eight_bit_code_is_read_as_torch_reads_it(kernels: NativeKernels) -> None:
     pool = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn).view(1, 1, 1, 256)
-    out = torch.empty(1, 256)
+    keys, out = torch.zeros_like(pool), torch.empty(1, 1, 256)
+    one = torch.ones(1, dtype=torch.int32)
 
-    kernels.gather(pool, torch.tensor([0]), out)
+    # Of a single token the value is all that there is to blend.
+    kernels.attend(torch.zeros(1, 1, 256), keys, pool, torch.zeros(1, 1, dtype=torch.int32), one, out, scale=1.0)
 
-    torch.testing.assert_close(out[0], pool.flatten().float(), atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(out.flatten(), pool.flatten().float(), atol=0, rtol=0, equal_nan=True)
     assert out.isnan().sum() == 2
 
 
@@ -222,7 +256,7 @@ def test_scales_of_heads_go_in_and_come_out(kernels: NativeKernels) -> None:
         kernels.store(wide.transpose(1, 2).reshape(-1, heads, head_dim).contiguous(), rows, pool, scale=scale)
         pools.append(pool)
     out = torch.empty_like(case.q)
-    kernels.decode(
+    kernels.attend(
         case.q,
         *pools,
         case.block_tables,

@@ -32,7 +32,7 @@ def test_the_library_is_built_once_and_has_the_kernels(tmp_path: Path, monkeypat
     assert built_library(tmp_path / "cache") == library
     assert library.stat().st_mtime_ns == built_at
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [library.name]
-    assert ctypes.CDLL(str(library)).kv_decode
+    assert ctypes.CDLL(str(library)).kv_attend
 
 
 def test_another_compiler_makes_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,9 @@ class PagedPools:
         gathered = self._workspace[:size].view(len(raw), lines.shape[0], line_size)
         for pool, target in zip(raw, gathered, strict=True):
             torch.index_select(pool.view(-1, line_size), 0, lines, out=target)
-        return self._parts(self._widened(layer, gathered, num_rows), num_rows)
+        wide = self._widened(layer, gathered, num_rows)
+        parts = wide.view(len(raw), num_rows, self.num_kv_heads, -1, self.head_dim)
+        return parts[0], parts[-1][..., : self._value_size]
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks in all layers."""
@@ -144,10 +146,6 @@ class PagedPools:
     def host_cache(self, num_blocks: int) -> HostCache:
         """Make a host pool for each page's."""
         return HostCache(self._raw, num_blocks, copy=partial(copy_blocks, block_dim=1))
-
-    def _parts(self, gathered: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        parts = gathered.view(len(gathered), num_rows, self.num_kv_heads, -1, self.head_dim)
-        return parts[0], parts[-1][..., : self._value_size]
 
     def _widened(self, layer: int, gathered: Tensor, num_rows: int) -> Tensor:
         """Bring gathered lines from the cache's type to that of the model."""

@@ -1,4 +1,4 @@
-// Attention from single tokens over paged keys and values, and how these get into the pool and out of it.
+// Attention over paged keys and values, one query token at a time, and how these get into the pool and out of it.
 //
 // Keys and values of a layer are [num_blocks, num_kv_heads, block_size, head_dim] each, of which attention takes the
 // first value_size elements of a value; with latent rows both are the same. A slot is block * block_size + offset, a
@@ -110,9 +110,9 @@ struct Pool {
   const C* values;
 };
 
-// Part of one row's context, [first, end), attended to by the query heads of one KV head.
+// Part of what one query token sees, [first, end), attended to by the query heads of one KV head.
 struct Part {
-  int64_t row, first, end;
+  int64_t query, first, end;
 };
 
 // Attends from G query heads that share a KV head, `q_stride` apart.
@@ -171,7 +171,7 @@ void attend_part(const Heads& heads, const Pool<C>& pool, const int32_t* table, 
   }
 }
 
-// One head's result from what is kept of all parts of its row, `stride` apart; zeros where there are none.
+// One head's result from what is kept of all parts of its context, `stride` apart; zeros where there are none.
 template <class Q>
 void merge(const float* partial, int64_t num_parts, int64_t stride, const Heads& heads, float scale, Q* out) {
   const float* tops = partial + whole_vectors(heads.value_size);
@@ -187,41 +187,81 @@ void merge(const float* partial, int64_t num_parts, int64_t stride, const Heads&
   });
 }
 
+// Query tokens, and what each of them sees: the first `lengths[i]` tokens, or a window of the last of them, of the
+// request whose blocks are in row `rows[i]` of the tables, or in row i where there are no `rows`.
+template <class Q>
+struct Queries {
+  const Q* data;
+  int64_t stride, count;
+  const int32_t* tables;
+  int64_t table_stride;
+  const int32_t* rows;
+  const int32_t* lengths;
+  const int32_t* table(int64_t query) const { return tables + (rows ? rows[query] : query) * table_stride; }
+};
+
+struct Scoring {
+  float scale;
+  int64_t window;
+  float softcap;
+  const float* k_scale;
+  const float* v_scale;
+};
+
+// Cuts what a query sees at multiples of kSplit.
+inline void add_parts(int64_t query, int64_t length, int64_t window, std::vector<Part>& parts) {
+  const int64_t first = window > 0 ? std::max<int64_t>(0, length - window) : 0;
+  for (int64_t at = first; at < length; at = at / kSplit * kSplit + kSplit)
+    parts.push_back({query, at, std::min(length, at / kSplit * kSplit + kSplit)});
+}
+
+// Attends from queries `first` to `end`, whose parts are given; query i's begin at starts[i - first].
 template <class Q, class C>
-void decode(const Q* q, int64_t q_stride, const Pool<C>& pool, const int32_t* tables, int64_t table_stride,
-            const int32_t* context_lens, int64_t num_rows, const Heads& heads, float scale, int64_t window,
-            float softcap, const float* k_scale, const float* v_scale, Q* out) {
+void attend_range(const Queries<Q>& queries, int64_t first, int64_t end, const std::vector<Part>& parts,
+                  const std::vector<int64_t>& starts, const Pool<C>& pool, const Heads& heads, const Scoring& scoring,
+                  float* partial, Q* out) {
   const int64_t kv_heads = heads.num_kv_heads, group = heads.group();
-  std::vector<Part> parts;
-  std::vector<int64_t> first_part(num_rows + 1);
-  int64_t num_tokens = 0;
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const int64_t end = context_lens[row], first = window > 0 ? std::max<int64_t>(0, end - window) : 0;
-    first_part[row] = parts.size();
-    for (int64_t at = first; at < end; at = at / kSplit * kSplit + kSplit)
-      parts.push_back({row, at, std::min(end, at / kSplit * kSplit + kSplit)});
-    num_tokens += std::max<int64_t>(0, end - first);
-  }
-  first_part[num_rows] = parts.size();
   const int64_t line = heads.partial_size(), stride = heads.num_heads * line;
-  std::vector<float> partial(parts.size() * stride);
-  const int64_t num_items = parts.size() * kv_heads;
+  int64_t num_tokens = 0;
+  for (const Part& part : parts) num_tokens += part.end - part.first;
 #pragma omp parallel if (num_tokens * heads.num_heads * heads.head_dim > kWorthThreads)
   {
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < num_items; ++item) {
+    for (int64_t item = 0; item < int64_t(parts.size()) * kv_heads; ++item) {
       const int64_t index = item / kv_heads, kv_head = item % kv_heads;
       const Part& part = parts[index];
-      attend_part(heads, pool, tables + part.row * table_stride, kv_head, part, softcap,
-                  k_scale ? scale * k_scale[kv_head] : scale, q + part.row * q_stride + kv_head * group * heads.head_dim,
-                  partial.data() + index * stride + kv_head * group * line);
+      const float scale = scoring.k_scale ? scoring.scale * scoring.k_scale[kv_head] : scoring.scale;
+      attend_part(heads, pool, queries.table(part.query), kv_head, part, scoring.softcap, scale,
+                  queries.data + part.query * queries.stride + kv_head * group * heads.head_dim,
+                  partial + index * stride + kv_head * group * line);
     }
 #pragma omp for schedule(static)
-    for (int64_t item = 0; item < num_rows * heads.num_heads; ++item) {
-      const int64_t row = item / heads.num_heads, head = item % heads.num_heads;
-      merge(partial.data() + first_part[row] * stride + head * line, first_part[row + 1] - first_part[row], stride,
-            heads, v_scale ? v_scale[head / group] : 1.0f, out + item * heads.value_size);
+    for (int64_t item = first * heads.num_heads; item < end * heads.num_heads; ++item) {
+      const int64_t query = item / heads.num_heads - first, head = item % heads.num_heads;
+      merge(partial + starts[query] * stride + head * line, starts[query + 1] - starts[query], stride, heads,
+            scoring.v_scale ? scoring.v_scale[head / group] : 1.0f, out + item * heads.value_size);
     }
+  }
+}
+
+// Attends from all queries, as many at a time as what is kept of their parts stays in the processor's cache.
+template <class Q, class C>
+void attend(const Queries<Q>& queries, const Pool<C>& pool, const Heads& heads, const Scoring& scoring, Q* out) {
+  constexpr int64_t kPartialSize = 1 << 19;
+  const int64_t stride = heads.num_heads * heads.partial_size();
+  std::vector<Part> parts;
+  std::vector<int64_t> starts;
+  thread_local std::vector<float> partial;
+  for (int64_t first = 0, end = 0; first < queries.count; first = end) {
+    parts.clear();
+    starts.assign(1, 0);
+    while (end < queries.count && (end == first || int64_t(parts.size()) * stride < kPartialSize)) {
+      add_parts(end, queries.lengths[end], scoring.window, parts);
+      starts.push_back(parts.size());
+      ++end;
+    }
+    if (partial.size() < parts.size() * stride) partial.resize(parts.size() * stride);
+    attend_range(queries, first, end, parts, starts, pool, heads, scoring, partial.data(), out);
   }
 }
 
@@ -244,23 +284,6 @@ void store_lines(const Q* from, int64_t token_stride, const int64_t* slots, int6
         });
       }
     }
-  }
-}
-
-// Whole blocks as they are read one after the other: what `lines` names of a pool, each [block_size, head_dim].
-template <class Q, class C>
-void gather_lines(const C* from, const int64_t* lines, int64_t num_lines, int64_t num_heads, int64_t size,
-                  const float* scale, Q* to) {
-#pragma omp parallel for schedule(static) if (num_lines * size > kWorthThreads)
-  for (int64_t line = 0; line < num_lines; ++line) {
-    const C* source = from + lines[line] * size;
-    const float factor = scale ? scale[lines[line] % num_heads] : 1.0f;
-    if constexpr (std::is_same_v<Q, C>)
-      std::memcpy(to + line * size, source, size * sizeof(C));
-    else
-      each_vector(size, [&](int64_t at, auto count) {
-        store_some(to + line * size + at, load_some(source + at, count) * factor, count);
-      });
   }
 }
 

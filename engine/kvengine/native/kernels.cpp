@@ -32,17 +32,19 @@ void with_types(int code, int cache_code, Body body) {
 
 extern "C" {
 
-void kv_decode(int type, int cache_type, const void* q, int64_t q_stride, const void* keys, const void* values,
-               const int32_t* tables, int64_t table_stride, const int32_t* context_lens, int64_t num_rows,
-               int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t value_size, int64_t block_size,
-               float scale, int64_t window, float softcap, const float* k_scale, const float* v_scale, void* out) {
+void kv_attend(int type, int cache_type, const void* q, int64_t q_stride, int64_t num_queries, const void* keys,
+               const void* values, const int32_t* tables, int64_t table_stride, const int32_t* rows,
+               const int32_t* lengths, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, int64_t value_size,
+               int64_t block_size, float scale, int64_t window, float softcap, const float* k_scale,
+               const float* v_scale, void* out) {
   const Heads heads = {num_heads, num_kv_heads, head_dim, value_size, block_size};
+  const Scoring scoring = {scale, window, softcap, k_scale, v_scale};
   with_types(type, cache_type, [&](auto tag, auto cache_tag) {
     using Q = typename decltype(tag)::type;
     using C = typename decltype(cache_tag)::type;
+    const Queries<Q> queries = {static_cast<const Q*>(q), q_stride, num_queries, tables, table_stride, rows, lengths};
     const Pool<C> pool = {static_cast<const C*>(keys), static_cast<const C*>(values)};
-    decode(static_cast<const Q*>(q), q_stride, pool, tables, table_stride, context_lens, num_rows, heads, scale, window,
-           softcap, k_scale, v_scale, static_cast<Q*>(out));
+    attend(queries, pool, heads, scoring, static_cast<Q*>(out));
   });
 }
 
@@ -54,15 +56,6 @@ void kv_store(int type, int cache_type, const void* from, int64_t token_stride, 
     using C = typename decltype(cache_tag)::type;
     store_lines(static_cast<const Q*>(from), token_stride, slots, num_tokens, num_kv_heads, head_dim, block_size, scale,
                 static_cast<C*>(to));
-  });
-}
-
-void kv_gather(int type, int cache_type, const void* from, const int64_t* lines, int64_t num_lines,
-               int64_t num_kv_heads, int64_t line_size, const float* scale, void* to) {
-  with_types(type, cache_type, [&](auto tag, auto cache_tag) {
-    using Q = typename decltype(tag)::type;
-    using C = typename decltype(cache_tag)::type;
-    gather_lines(static_cast<const C*>(from), lines, num_lines, num_kv_heads, line_size, scale, static_cast<Q*>(to));
   });
 }
 

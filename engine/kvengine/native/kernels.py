@@ -15,12 +15,11 @@ COMPUTE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _TYPE, _SIZE, _REAL, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _ARGUMENTS: dict[str, Sequence[type]] = {
-    "kv_decode": (
-        *(_TYPE, _TYPE, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE),
+    "kv_attend": (
+        *(_TYPE, _TYPE, _POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER),
         *(_SIZE, _SIZE, _SIZE, _SIZE, _SIZE, _REAL, _SIZE, _REAL, _POINTER, _POINTER, _POINTER),
     ),
     "kv_store": (_TYPE, _TYPE, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER),
-    "kv_gather": (_TYPE, _TYPE, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER),
     "kv_rms_norm": (_TYPE, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _REAL),
     "kv_swiglu": (_TYPE, _POINTER, _POINTER, _SIZE, _SIZE),
     "kv_rope": (_TYPE, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE),
@@ -51,44 +50,46 @@ class NativeKernels:
             function.argtypes, function.restype = arguments, None
         self._library = library
 
-    def decode(
+    def attend(
         self,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
         block_tables: Tensor,
-        context_lens: Tensor,
+        lengths: Tensor,
         out: Tensor,
         *,
         scale: float,
+        rows: Tensor | None = None,
         window: int | None = None,
         softcap: float | None = None,
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
     ) -> None:
-        """Attend from one token of each row.
+        """Attend from query tokens, each to the beginning of a request up to its own place.
 
         Shapes:
-            q: [num_rows, num_heads, head_dim], heads side by side
+            q: [num_queries, num_heads, head_dim], heads side by side
             keys, values: [num_blocks, num_kv_heads, block_size, head_dim], contiguous; the same for latent rows
             block_tables: [num_rows, max_blocks], int32; what stands behind a row's context, or before its window, is
                 not read
-            context_lens: [num_rows], int32; a row of 0 gets zeros
-            out: [num_rows, num_heads, value_size], contiguous; values count up to `value_size`
+            lengths: [num_queries], int32, how many tokens each sees; with 0 it gets zeros
+            rows: [num_queries], int32, whose table each follows; None where each query has its own row
+            out: [num_queries, num_heads, value_size], contiguous; values count up to `value_size`
             k_scale, v_scale: [num_kv_heads], float32, by which what is stored is multiplied; None for 1
 
         Args:
             scale: What products of queries and keys are multiplied by.
-            window: Most tokens seen, the row's own included; None for all.
+            window: Most tokens seen, the query's own included; None for all.
             softcap: Bound of the scores, `softcap * tanh(score / softcap)`; None for none.
         """
         _, num_kv_heads, block_size, head_dim = keys.shape
-        num_rows, num_heads, _ = q.shape
-        self._library.kv_decode(
-            *(_TYPES[q.dtype], _TYPES[keys.dtype], q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr()),
-            *(block_tables.data_ptr(), block_tables.stride(0), context_lens.data_ptr(), num_rows),
-            *(num_heads, num_kv_heads, head_dim, out.shape[2], block_size, scale, window or 0, softcap or 0.0),
-            *(_pointer(k_scale), _pointer(v_scale), out.data_ptr()),
+        num_queries, num_heads, _ = q.shape
+        self._library.kv_attend(
+            *(_TYPES[q.dtype], _TYPES[keys.dtype], q.data_ptr(), q.stride(0), num_queries),
+            *(keys.data_ptr(), values.data_ptr(), block_tables.data_ptr(), block_tables.stride(0)),
+            *(_pointer(rows), lengths.data_ptr(), num_heads, num_kv_heads, head_dim, out.shape[2], block_size),
+            *(scale, window or 0, softcap or 0.0, _pointer(k_scale), _pointer(v_scale), out.data_ptr()),
         )
 
     def store(self, rows: Tensor, slots: Tensor, pool: Tensor, *, scale: Tensor | None = None) -> None:
@@ -104,20 +105,6 @@ class NativeKernels:
         self._library.kv_store(
             *(_TYPES[rows.dtype], _TYPES[pool.dtype], rows.data_ptr(), rows.stride(0), slots.data_ptr()),
             *(slots.shape[0], num_kv_heads, head_dim, block_size, _pointer(scale), pool.data_ptr()),
-        )
-
-    def gather(self, pool: Tensor, lines: Tensor, out: Tensor, *, scale: Tensor | None = None) -> None:
-        """Read (block, head) lines of a pool one after the other, times their head's scale.
-
-        Shapes:
-            pool: [num_blocks, num_kv_heads, block_size, head_dim], contiguous
-            lines: [num_lines], int64, `block * num_kv_heads + head`
-            out: [num_lines, block_size * head_dim], contiguous
-            scale: [num_kv_heads], float32; None for 1
-        """
-        self._library.kv_gather(
-            *(_TYPES[out.dtype], _TYPES[pool.dtype], pool.data_ptr(), lines.data_ptr(), lines.shape[0]),
-            *(pool.shape[1], out.shape[1], _pointer(scale), out.data_ptr()),
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float, delta: Tensor | None = None) -> None:
