@@ -140,6 +140,7 @@ def test_every_spelling_of_rotary_scaling_is_read(keys: dict[str, Any], rope: Ro
         ({"model_type": ["llama"]}, f"model_type: ['llama'] is not supported; supported: {SUPPORTED}"),
         ({"num_hidden_layers": None}, "num_hidden_layers: missing; expected a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number >= 1, got 0"),
+        ({"num_hidden_layers": 2**39}, "num_hidden_layers: expected a whole number <= 10000, got 549755813888"),
         ({"hidden_size": -2048}, "hidden_size: expected a whole number >= 1, got -2048"),
         ({"hidden_size": 2**41}, "hidden_size: expected a whole number <= 1099511627776, got 2199023255552"),
         (

@@ -10,6 +10,7 @@ from kvengine.errors import ConfigError
 _MAX_WHOLE = 2**40
 """Above any real size, and far below what overflows a tensor's shape or a float."""
 _MAX_NUMBER = 1e30
+_MAX_LAYERS = 10_000
 
 
 class Fields:
@@ -40,14 +41,18 @@ class Fields:
         """A field as it stands; None where it is missing."""
         return self._values.get(key)
 
-    def whole(self, key: str, *, minimum: int = 1) -> int:
+    def whole(self, key: str, *, minimum: int = 1, maximum: int = _MAX_WHOLE) -> int:
         """A whole number that must be there."""
         value = int(self._required(key, int, "a whole number"))
         if value < minimum:
             raise self.error(key, f"expected a whole number >= {minimum}, got {reprlib.repr(value)}")
-        if value > _MAX_WHOLE:
-            raise self.error(key, f"expected a whole number <= {_MAX_WHOLE}, got {reprlib.repr(value)}")
+        if value > maximum:
+            raise self.error(key, f"expected a whole number <= {maximum}, got {reprlib.repr(value)}")
         return value
+
+    def num_layers(self, key: str) -> int:
+        """How many layers there are, each of which is described one by one."""
+        return self.whole(key, maximum=_MAX_LAYERS)
 
     def whole_or_none(self, key: str, *, minimum: int = 1) -> int | None:
         """A whole number, or None where it is missing."""

@@ -28,7 +28,7 @@ def config_from_gguf(file: GGUFFile) -> DecoderConfig:
     attention = _attention(fields, key, qkv_bias=architecture == "qwen2", qk_norm=architecture == "qwen3")
     feed = DenseFeed(intermediate_size=fields.whole(key + "feed_forward_length"))
     config = DecoderConfig(
-        layers=uniform_layers(attention, feed, fields.whole(key + "block_count")),
+        layers=uniform_layers(attention, feed, fields.num_layers(key + "block_count")),
         hidden_size=fields.whole(key + "embedding_length"),
         vocab_size=fields.whole_or_none(key + "vocab_size") or num_tokens or fields.whole(key + "vocab_size"),
         max_model_len=fields.whole(key + "context_length"),

@@ -195,7 +195,7 @@ def _gemma(*, version: int) -> Callable[[Fields, frozenset[int]], DecoderConfig]
     def read(fields: Fields, more_eos: frozenset[int]) -> DecoderConfig:
         fields.refuse("hidden_activation", Activation.GELU_TANH.value)
         fields.refuse("use_bidirectional_attention", False)
-        count = fields.whole("num_hidden_layers")
+        count = fields.num_layers("num_hidden_layers")
         pattern = 2 if version == 2 else fields.whole_or("sliding_window_pattern", 6)
         types = fields.words("layer_types", count=count)
         windows = _windows_of(fields, types or [_SLIDING if (index + 1) % pattern else _FULL for index in range(count)])
@@ -257,7 +257,7 @@ def _deepseek(*, version: int) -> Callable[[Fields, frozenset[int]], DecoderConf
         fields.refuse("attention_bias", False)
         fields.refuse("moe_layer_freq", 1)
         fields.refuse("rope_interleave", True)
-        count = fields.whole("num_hidden_layers")
+        count = fields.num_layers("num_hidden_layers")
         dense = DenseFeed(intermediate_size=fields.whole("intermediate_size"))
         experts = _deepseek_experts(fields, version)
         num_dense = fields.whole_or("first_k_dense_replace", 0, minimum=0)
@@ -335,7 +335,7 @@ def _grouped_attention(fields: Fields, traits: _Traits) -> list[Attention]:
         fields.refuse("attention_bias", *{traits.qkv_bias, False})
     bias = traits.optional_bias and fields.flag("attention_bias", default=False)
     heads, rope = _heads(fields), json_rope(fields)
-    windows = traits.windows(fields, fields.whole("num_hidden_layers"))
+    windows = traits.windows(fields, fields.num_layers("num_hidden_layers"))
     return [
         GroupedAttention(
             **heads,
