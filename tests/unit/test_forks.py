@@ -9,7 +9,7 @@ from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
 from kvengine.engine import Engine
 from kvengine.errors import ConfigError
 from kvengine.kv_groups.kinds import CrossAttention, FullAttention, LinearState, SlidingWindow
-from kvengine.request import FinishReason, Request, RequestId, RequestStatus
+from kvengine.request import FinishReason, MediaItem, Request, RequestId, RequestStatus, SamplingParams
 from kvengine.runner import SyntheticRunner
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
@@ -183,6 +183,57 @@ def test_a_pinned_page_outlives_preemption_and_abort() -> None:
     run.scheduler.unpin(transfer.handle)
     run.scheduler.check_invariants()
     assert run.scheduler.kv_cache.pool.num_free == 3
+
+
+def test_a_request_that_asks_for_a_copy_and_is_swapped_out_in_the_same_step_is_saved_from_where_the_copy_reads() -> (
+    None
+):
+    # Six blocks: 2 for a prompt of 6 tokens, 2 for one of 8, which it fills, 1 for one token, and one more. `a` takes
+    # that one for its copy of block 2; then `c` finds none, and of `b` and `a`, the least urgent, none is freed: block
+    # 1 stays with both, and both ends of the copy are held. So `d` has to go too.
+    limits = SchedulerConfig(policy=SchedulingPolicy.PRIORITY)
+    config = an_engine_config(num_blocks=7, limits=limits, num_host_blocks=9)
+    run = Run(config, a_request("a", prompt="abcdef", max_tokens=3, priority=1))
+    run.step()
+    run.scheduler.add_request(a_request("c", prompt="stuvwxyz", max_tokens=3))
+    run.scheduler.add_request(a_request("d", prompt="q", max_tokens=3))
+    run.step()
+    assert run.tables() == {"a": [1, 2], "c": [3, 4], "d": [5]}
+    run.fork(A, B)
+    output = run.step()
+    assert (list(output.block_copies), list(output.preempted)) == ([(2, 6)], ["b", "a", "d"])
+    moved = {swap.request_id: [move.source for move in swap.moves] for swap in output.swapped_out}
+    assert moved == {"b": [2], "a": [2], "d": [5]}
+    while run.scheduler.has_unfinished:
+        run.step()
+
+
+def test_a_fork_inherits_all_that_a_request_was_given() -> None:
+    parent = a_request(
+        "a", prompt="abcdef", max_tokens=9, priority=3, salt="s", stop=[5], num_encoder_tokens=2, adapter="l", n=2
+    )
+    parent.media = [MediaItem(content="cat", offset=1, num_tokens=2)]
+    parent.arrival_s = 1.5
+    parent.append_output(7)
+    parent.max_num_tokens, parent.num_computed_tokens, parent.num_cached_tokens = 12, 6, 4
+    parent.status, parent.num_preemptions, parent.draft_token_ids = RequestStatus.RUNNING, 2, [1]
+    child = parent.fork(B)
+    # What is a request's own; everything else, whatever is added one day, is its parent's.
+    own = {
+        "request_id": "b",
+        "parent_id": "a",
+        "sampling": SamplingParams(max_tokens=9, stop_token_ids=frozenset([5])),
+        "status": RequestStatus.WAITING,
+        "finish_reason": None,
+        "arrival_index": 0,
+        "num_computed_tokens": 0,
+        "num_cached_tokens": 0,
+        "num_preemptions": 0,
+        "draft_token_ids": (),
+    }
+    for name in Request.__slots__:
+        assert getattr(child, name) == (own[name] if name in own else getattr(parent, name)), name
+    assert child.all_token_ids is not parent.all_token_ids
 
 
 def test_every_kind_of_group_is_forked_and_copied() -> None:
