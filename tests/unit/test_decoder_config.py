@@ -152,6 +152,10 @@ def test_every_spelling_of_rotary_scaling_is_read(keys: dict[str, Any], rope: Ro
         ({"vocab_size": True}, "vocab_size: expected a whole number, got True"),
         ({"num_attention_heads": 32.0}, "num_attention_heads: expected a whole number, got 32.0"),
         ({"num_key_value_heads": 5}, "num_key_value_heads: 32 query heads cannot be shared out over 5 KV heads"),
+        (
+            {"head_dim": None, "num_attention_heads": 4096, "num_key_value_heads": 8},
+            "head_dim: rotary positions need an even head size >= 2, got 0",
+        ),
         ({"head_dim": 63}, "head_dim: rotary positions need an even head size >= 2, got 63"),
         ({"rms_norm_eps": -1e-5}, "rms_norm_eps: expected a finite number > 0, got -1e-05"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps: expected a finite number > 0, got inf"),

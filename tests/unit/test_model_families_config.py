@@ -162,7 +162,7 @@ def test_experts_are_in_the_layers_that_say_so() -> None:
             {**DEEPSEEK, "num_experts_per_tok": 5},
             "num_experts_per_tok: expected at most the 4 experts there are, got 5",
         ),
-        ({**DEEPSEEK, "qk_rope_head_dim": 5}, "qk_rope_head_dim: rotary positions need an even size, got 5"),
+        ({**DEEPSEEK, "qk_rope_head_dim": 5}, "qk_rope_head_dim: rotary positions need an even head size >= 2, got 5"),
         ({**DEEPSEEK, "kv_lora_rank": None}, "kv_lora_rank: missing; expected a whole number"),
         ({**DEEPSEEK, "attention_bias": True}, "attention_bias: True is not supported; False is"),
         (

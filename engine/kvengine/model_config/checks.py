@@ -20,6 +20,17 @@ def checked(config: DecoderConfig, fields: Fields) -> DecoderConfig:
     return config
 
 
+def rotated_size(fields: Fields, key: str, size: int) -> int:
+    """Give a head's size back, unless rotary positions cannot turn it.
+
+    Raises:
+        ConfigError: It is 0 or odd; the message names file and key.
+    """
+    if size < 1 or size % 2:
+        raise fields.error(key, f"rotary positions need an even head size >= 2, got {size}")
+    return size
+
+
 def _check_attention(attention: Attention, fields: Fields) -> None:
     if not isinstance(attention, GroupedAttention):
         return
@@ -28,8 +39,6 @@ def _check_attention(attention: Attention, fields: Fields) -> None:
             "num_key_value_heads",
             f"{attention.num_heads} query heads cannot be shared out over {attention.num_kv_heads} KV heads",
         )
-    if attention.head_dim < 1 or attention.head_dim % 2:
-        raise fields.error("head_dim", f"rotary positions need an even head size >= 2, got {attention.head_dim}")
 
 
 def _check_feed(feed: Feed, fields: Fields) -> None:

@@ -1,7 +1,7 @@
 """A decoder's configuration from the metadata of a GGUF file."""
 
 from kvengine.gguf_file import GGUFFile
-from kvengine.model_config.checks import checked
+from kvengine.model_config.checks import checked, rotated_size
 from kvengine.model_config.decoder import DecoderConfig, DenseFeed, GroupedAttention, uniform_layers
 from kvengine.model_config.fields import Fields
 from kvengine.model_config.rope import gguf_rope
@@ -42,6 +42,7 @@ def config_from_gguf(file: GGUFFile) -> DecoderConfig:
 def _attention(fields: Fields, key: str, *, qkv_bias: bool, qk_norm: bool) -> GroupedAttention:
     num_heads = fields.whole(key + "attention.head_count")
     head_dim = fields.whole_or_none(key + "attention.key_length") or fields.whole(key + "embedding_length") // num_heads
+    rotated_size(fields, key + "attention.key_length", head_dim)
     for name in ("rope.dimension_count", "attention.value_length"):
         given = fields.whole_or_none(key + name)
         if given not in (None, head_dim):

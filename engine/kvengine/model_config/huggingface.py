@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvengine.errors import ConfigError
-from kvengine.model_config.checks import checked
+from kvengine.model_config.checks import checked, rotated_size
 from kvengine.model_config.decoder import (
     Activation,
     Attention,
@@ -268,9 +268,8 @@ def _deepseek(*, version: int) -> Callable[[Fields, frozenset[int]], DecoderConf
 
 
 def _latent_attention(fields: Fields) -> LatentAttention:
-    nope, rotated, rope = fields.whole("qk_nope_head_dim"), fields.whole("qk_rope_head_dim"), json_rope(fields)
-    if rotated % 2:
-        raise fields.error("qk_rope_head_dim", f"rotary positions need an even size, got {rotated}")
+    nope, rope = fields.whole("qk_nope_head_dim"), json_rope(fields)
+    rotated = rotated_size(fields, "qk_rope_head_dim", fields.whole("qk_rope_head_dim"))
     return LatentAttention(
         num_heads=fields.whole("num_attention_heads"),
         q_lora_rank=fields.whole_or_none("q_lora_rank"),
@@ -358,11 +357,12 @@ def _num_experts(fields: Fields, key: str) -> int:
 
 def _heads(fields: Fields) -> dict[str, int]:
     num_heads = fields.whole("num_attention_heads")
+    head_dim = fields.whole_or_none("head_dim") or fields.whole("hidden_size") // num_heads
     return {
         "num_heads": num_heads,
         # Absent in the first Llama configs: as many as query heads.
         "num_kv_heads": fields.whole_or_none("num_key_value_heads") or num_heads,
-        "head_dim": fields.whole_or_none("head_dim") or fields.whole("hidden_size") // num_heads,
+        "head_dim": rotated_size(fields, "head_dim", head_dim),
     }
 
 
