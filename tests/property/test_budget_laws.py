@@ -4,27 +4,33 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvengine.spec import KVDtype
+from kvengine.units import format_bytes
 from kvplan.baselines import Design
 from kvplan.budget import MemoryFraction
 from kvplan.budget_report import budget_document
 from kvplan.capacity import EngineKind
+from kvplan.cli.budget_view import show_budget
 from kvplan.cli.options import read_size
-from kvplan.cli.output import csv_cell, flat_rows
-from kvplan.demand import Demand, lengths_demand, uniform_demand
+from kvplan.cli.output import Format, csv_cell, flat_rows
+from kvplan.demand import Demand, lengths_demand, uniform_demand, workload_demand
 from kvplan.gpu_spec import UNKNOWN_RESERVE, GpuSpec, gpu_of_size, load_gpu
 from kvplan.hints import find_hints
 from kvplan.model_config import model_from_config
 from kvplan.model_spec import ModelSpec
 from kvplan.needs import needs_of
 from kvplan.plan import EngineInputs, MemoryInputs, Outcome, Plan, PlanInputs, make_plan
+from kvplan.shared_prefixes import find_shared_prefixes
 
 GIB = 2**30
 
@@ -79,8 +85,31 @@ uniform = st.builds(
     st.integers(0, 50_000),
     st.none() | st.integers(1, 10_000),
 )
+prompts = st.lists(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 7, 40])), min_size=1, max_size=4),
+    min_size=1,
+    max_size=9,
+)
+
+
+def a_workload(parts: list[list[tuple[str, int]]], outputs: list[int], wanted: int | None) -> Demand:
+    """Requests whose prompts are made of few parts, so that many begin alike."""
+    lengths = tuple(sum(count for _, count in prompt) for prompt in parts)
+    return workload_demand(
+        "any",
+        tuple(prompt + output for prompt, output in zip(lengths, outputs, strict=False)),
+        lengths,
+        find_shared_prefixes(parts),
+        requests=None if wanted is None else min(wanted, len(parts)),
+    )
+
+
+workloads = st.builds(
+    a_workload, prompts, st.lists(st.integers(1, 500), min_size=9, max_size=9), st.none() | st.integers(1, 9)
+)
 demands = (
     st.none()
+    | workloads
     | uniform
     | st.lists(st.integers(1, 50_000), min_size=1, max_size=9).map(lambda lengths: lengths_demand(tuple(lengths)))
 )
@@ -133,6 +162,28 @@ def test_csv_holds_the_values_of_the_document(given_inputs: PlanInputs) -> None:
     assert cells == [
         value if isinstance(value, str) else "" if value is None else json.dumps(value) for value in leaves(document)
     ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(inputs)
+def test_the_table_shows_the_numbers_of_the_document(given_inputs: PlanInputs) -> None:
+    document = budget_document(make_plan(given_inputs), block_sizes=[16], hints=[])
+    out = io.StringIO()
+    with patch.dict(os.environ, COLUMNS="160"), redirect_stdout(out):
+        show_budget(document, Format.TABLE)
+    words = out.getvalue().split()
+
+    capacity, kv = document["capacity"], document["kv"]
+    counts = [capacity["num_blocks"], capacity["kv_cache_tokens"], capacity["max_model_len"], kv["bytes_per_block"]]
+    counts += [capacity["max_num_seqs"]]
+    if given_inputs.demand is not None:
+        paged = document["baselines"]["paged"]
+        counts += [paged["requests"], paged["slots_allocated"], paged["slots_used"], paged["internal_waste_slots"]]
+    missing = [count for count in counts if f"{count:,}" not in {word.rstrip(",;:") for word in words}]
+    assert not missing
+    if len(document["parts"]) > 1:
+        for part in document["parts"]:
+            assert format_bytes(part["bytes"]) in " ".join(words)
 
 
 @given(inputs, st.integers(0, 100 * GIB))

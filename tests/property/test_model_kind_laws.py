@@ -34,6 +34,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "two sizes": {"model_type": "gemma4_text", "num_kv_shared_layers": 2, "num_key_value_heads": 8},
     "latent": {"model_type": "deepseek_v3", "first_k_dense_replace": 1},
     "indexed": {"model_type": "deepseek_v32", "first_k_dense_replace": 1},
+    "block sparse": {"model_type": "minimax_m3", "num_key_value_heads": 8, "num_local_experts": 8},
+    "latent, kept by head": {"model_type": "minicpm3", "num_key_value_heads": 8},
     "compressed": {
         "model_type": "deepseek_v4",
         "compress_ratios": [0, 4, 128, 4, 128, 4, 0, 0],
