@@ -230,7 +230,7 @@ class Episode:
             adapter=chance.choice(["", "", "", "lora"]),
             media=[MediaItem(content="cat", offset=len(prompt) // 2, num_tokens=1)] if chance.random() < 0.1 else (),
         )
-        if not self._scheduler.fits_alone(request):
+        if self._scheduler.never_fits(request) is not None:
             return False
         self._scheduler.add_request(request)
         self._requests[request.request_id] = request

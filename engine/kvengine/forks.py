@@ -12,15 +12,19 @@ n > 1 as separate requests that hit each other's prefix; there the rest of the p
 without prefix caching all of it, is computed n times.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 
 from kvengine.errors import ConfigError
 from kvengine.feasibility import MAX_TOKEN_ID
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
+from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
 
 
 def check_fork(
-    parent: Request, child_ids: Sequence[RequestId], last_token_ids: Sequence[int] | None, taken: Container[RequestId]
+    parent: Request,
+    child_ids: Sequence[RequestId],
+    last_token_ids: Sequence[int] | None,
+    is_taken: Callable[[RequestId], bool],
 ) -> None:
     """Refuse a fork that cannot be.
 
@@ -28,14 +32,14 @@ def check_fork(
         parent: The request to fork.
         child_ids: Ids of the children.
         last_token_ids: What each has in place of the parent's last token; None for the same.
-        taken: Ids that are in use.
+        is_taken: Whether an id is in use.
 
     Raises:
         ConfigError: What is wrong, with the ids and tokens given.
     """
     name = parent.request_id
     for index, child_id in enumerate(child_ids):
-        if child_id in taken or child_id in child_ids[:index]:
+        if is_taken(child_id) or child_id in child_ids[:index]:
             raise ConfigError(f"fork of {name!r}: request id {child_id!r} is already in use")
     if last_token_ids is None:
         return
@@ -48,6 +52,40 @@ def check_fork(
     for token in last_token_ids:
         if not 0 <= token <= MAX_TOKEN_ID:
             raise ConfigError(f"fork of {name!r}: expected token ids from 0 to {MAX_TOKEN_ID}, got {token}")
+
+
+class PendingSamples:
+    """Requests of parallel sampling without a token yet, and the ids that their further sequences will have."""
+
+    def __init__(self) -> None:
+        self._requests: set[RequestId] = set()
+        self._reserved: set[RequestId] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._requests
+
+    def reserves(self, request_id: RequestId) -> bool:
+        """Whether a sequence will have this id."""
+        return request_id in self._reserved
+
+    def add(self, request: Request) -> None:
+        """Note a request that was queued, if several sequences are to be sampled from it."""
+        if request.sampling.n > 1:
+            self._requests.add(request.request_id)
+            self._reserved.update(request.sample_ids)
+
+    def remove(self, request: Request) -> None:
+        """Note that a request has been sampled from, or ended before."""
+        if request.request_id in self._requests:
+            self._requests.remove(request.request_id)
+            self._reserved.difference_update(request.sample_ids)
+
+    def due(self, output: SchedulerOutput) -> list[ScheduledRequest]:
+        """What of a step reaches the first token of such a request."""
+        return [item for item in output.scheduled if item.request.request_id in self._requests and item.samples]
 
 
 class SampleFamilies:

@@ -18,7 +18,7 @@ from kvengine.block_pool import BlockId, BlockPool
 from kvengine.config import EngineConfig, MisfitPolicy, PreemptionMode, SchedulingPolicy
 from kvengine.errors import CapacityError, ConfigError, RejectedError
 from kvengine.feasibility import check_config, check_request, max_num_tokens, never_fits
-from kvengine.forks import check_fork, reason_to_end
+from kvengine.forks import PendingSamples, check_fork, reason_to_end
 from kvengine.kv_cache_manager import KVCacheManager, NewBlocks
 from kvengine.kv_groups.chunk_ends import chunk_ends_for
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
@@ -82,10 +82,7 @@ class Scheduler:
         self._requests: dict[RequestId, Request] = {}
         self._drafting: set[RequestId] = set()
         """Requests with drafts for their next step."""
-        self._unsampled: set[RequestId] = set()
-        """Requests from which further sequences part with their first token."""
-        self._reserved: set[RequestId] = set()
-        """Ids that those sequences will have."""
+        self._samples = PendingSamples()
         self._forked: list[Request] = []
         self._step_is_open = False
         self._running: list[Request] = []
@@ -129,7 +126,7 @@ class Scheduler:
                 it could never be finished; or the queue is full.
         """
         for request_id in (request.request_id, *request.sample_ids):
-            if request_id in self._requests or request_id in self._reserved:
+            if self._is_in_use(request_id):
                 raise ConfigError(f"request id {request_id!r} is already in use")
         check_request(request, self._config)
         self._refuse_if_asked(request)
@@ -137,9 +134,7 @@ class Scheduler:
         request.arrival_index = self._num_arrived
         self._num_arrived += 1
         self._requests[request.request_id] = request
-        if request.sampling.n > 1:
-            self._unsampled.add(request.request_id)
-            self._reserved.update(request.sample_ids)
+        self._samples.add(request)
         self._waiting.add(request)
 
     def fork(
@@ -164,7 +159,7 @@ class Scheduler:
         """
         self._paged_memory("fork")
         parent = self._between_steps(request_id)
-        check_fork(parent, child_ids, last_token_ids, self._requests.keys() | self._reserved)
+        check_fork(parent, child_ids, last_token_ids, self._is_in_use)
         children = [parent.fork(child_id) for child_id in child_ids]
         if last_token_ids is not None:
             for child, token in zip(children, last_token_ids, strict=True):
@@ -266,7 +261,7 @@ class Scheduler:
             request = self._requests.get(request_id)
             if request is None or request.num_computed_tokens + 1 != request.num_tokens:
                 continue
-            if request_id in self._unsampled:
+            if request_id in self._samples:
                 continue
             if self._chunk_ends is not None:
                 self._chunk_ends.check_drafts(len(token_ids))
@@ -316,7 +311,7 @@ class Scheduler:
             ended with the first token of parallel sampling come before them.
         """
         self._step_is_open = False
-        finished = self._fork_samples(output, sampled) if self._unsampled else []
+        finished = self._fork_samples(output, sampled) if self._samples else []
         for request, start, num_tokens, _, _ in output.scheduled:
             if request.status is not RequestStatus.RUNNING:
                 continue  # aborted while the step ran
@@ -342,6 +337,10 @@ class Scheduler:
         if finished:
             self._running = [request for request in self._running if request.status is RequestStatus.RUNNING]
         return finished
+
+    def _is_in_use(self, request_id: RequestId) -> bool:
+        """Whether a request has this id, or will have it."""
+        return request_id in self._requests or self._samples.reserves(request_id)
 
     def _paged_memory(self, what: str) -> KVCacheManager:
         """The memory manager that shares blocks.
@@ -394,12 +393,9 @@ class Scheduler:
     def _fork_samples(self, output: SchedulerOutput, sampled: Mapping[RequestId, int]) -> list[Request]:
         """Fork the requests of parallel sampling whose first token this step samples; the children that end with it."""
         finished: list[Request] = []
-        for item in output.scheduled:
+        for item in self._samples.due(output):
             request = item.request
-            if request.request_id not in self._unsampled or not item.samples:
-                continue
-            self._unsampled.remove(request.request_id)
-            self._reserved.difference_update(request.sample_ids)
+            self._samples.remove(request)
             request.num_computed_tokens = item.start + item.num_tokens
             children = [request.fork(child_id) for child_id in request.sample_ids]
             for child in children:
@@ -587,9 +583,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         del self._requests[request.request_id]
-        if request.request_id in self._unsampled:
-            self._unsampled.remove(request.request_id)
-            self._reserved.difference_update(request.sample_ids)
+        self._samples.remove(request)
 
     def check_invariants(self) -> None:
         """Every request is in one place, with the status and the blocks that belong there."""
