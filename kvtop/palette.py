@@ -135,6 +135,8 @@ class Palette:
     selected: Style
     """Only a background, to be laid over a row."""
     focus: Style
+    key: Style
+    """A key in the line of keys."""
     good: Style
     warn: Style
     bad: Style
@@ -172,6 +174,7 @@ class Palette:
             cursor=Style(color=colour("cursor-text"), bgcolor=colour("cursor-back"), bold=True),
             selected=Style(bgcolor=colour("selected-back")),
             focus=plain("border-focus"),
+            key=base + Style(color=colour("border-focus"), bold=True),
             good=plain("good"),
             warn=plain("warn"),
             bad=plain("bad"),

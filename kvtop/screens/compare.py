@@ -7,13 +7,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from kvtop.places import Place
 from kvtop.screens.prompt import Prompt
 from kvtop.sources.base import Source
 from kvtop.sources.recording import ChangeSpeed, Command, RecordingSource, Seek, SeekStep, SeekTime, StepBy, TogglePlay
 from kvtop.widgets.difference_table import DifferenceTable
+from kvtop.widgets.key_line import KeyLine
 from kvtop.widgets.side_panel import SidePanel
 
 TICK_S = 0.25
@@ -59,6 +59,7 @@ class CompareScreen(Screen[None]):
         super().__init__()
         self.left, self.right = SidePanel(left, id="left-side"), SidePanel(right, id="right-side")
         self.differences = DifferenceTable(self.left.model, self.right.model)
+        self.keys_shown = KeyLine(self.left.model)
         self._are_recordings = left.is_recording and right.is_recording
         self.sync = Sync.STEP if self._are_recordings else Sync.NONE
 
@@ -68,7 +69,7 @@ class CompareScreen(Screen[None]):
             yield self.left
             yield self.right
         yield self.differences
-        yield Footer(show_command_palette=False)
+        yield self.keys_shown
 
     def on_mount(self) -> None:
         """Say how they are kept together."""

@@ -1,6 +1,7 @@
 """Help: what the pane with the focus shows, every key that works there, and what the signs mean."""
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -12,6 +13,7 @@ from textual.widgets import Static
 
 from kvtop.widgets.line_pane import LinePane
 
+HELP_COLUMNS = 72
 SIGNS = """\
 [b]Blocks[/b]
  [$kv-shared]◆[/]  shared        several requests hold it
@@ -90,4 +92,5 @@ def keys_of(screen: Screen[Any]) -> list[tuple[str, str]]:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f" {line}" for line in text.splitlines())
+    """A paragraph in lines that fit an 80-column terminal."""
+    return fill(" ".join(text.split()), HELP_COLUMNS, initial_indent=" ", subsequent_indent=" ")

@@ -8,7 +8,6 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from kvengine.gpu_readings import ELSEWHERE, NOTHING_RUNS, GpuWatcher
 from kvengine.telemetry.commands import (
@@ -49,6 +48,7 @@ from kvtop.widgets.engine_totals import EngineTotals
 from kvtop.widgets.event_log import EventLog
 from kvtop.widgets.foreign_text import printable
 from kvtop.widgets.gpu_table import GpuTable
+from kvtop.widgets.key_line import KeyLine
 from kvtop.widgets.line_pane import LinePane
 from kvtop.widgets.playback_bar import PlaybackBar
 from kvtop.widgets.pool_map import PoolMap
@@ -115,6 +115,7 @@ class WatchScreen(Screen[None]):
         self.events = EventLog(model)
         self.gpu = GpuTable(model)
         self.playback = PlaybackBar(model)
+        self.keys_shown = KeyLine(model)
         self.caption = Caption(model)
         self._gpu_watcher = GpuWatcher(lambda picture: self.post_message(GpusRead(picture)))
 
@@ -137,7 +138,7 @@ class WatchScreen(Screen[None]):
             yield self.trend
             yield self.events
         yield self.playback
-        yield Footer(show_command_palette=False)
+        yield self.keys_shown
 
     def on_mount(self) -> None:
         """Start watching."""

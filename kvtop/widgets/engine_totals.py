@@ -157,7 +157,7 @@ class EngineTotals(ListPane):
             line.add("  no event yet", palette.muted)
             return
         line.add("  ▒ cached about ", palette.muted).add(f"{events.num_blocks:,}", palette.cached)
-        line.add(f" blocks, {events.num_distinct:,} distinct", palette.muted)
+        line.add(" blocks" if events.doubt else f" blocks, {events.num_distinct:,} distinct", palette.muted)
         if events.state is StreamState.CATCHING_UP:
             line.add("  catching up", palette.warn)
         elif events.doubt:

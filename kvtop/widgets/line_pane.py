@@ -233,8 +233,10 @@ class ListPane(LinePane, can_focus=True):
         if row < self.num_rows:
             return self.draw_row(row, width)
         line = self.line(width)
-        if not self.num_rows and y == self.HEADER_LINES:
-            line.add(f" {self.describe_empty()}", self.palette.muted)
+        if not self.num_rows:
+            words = wrap(self.describe_empty(), max(width - 2, 1))
+            number = y - self.HEADER_LINES
+            line.add(f" {words[number]}" if number < len(words) else "", self.palette.muted)
         return line.strip()
 
     def describe_title(self) -> str:

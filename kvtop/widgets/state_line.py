@@ -39,7 +39,8 @@ class StateLine(LinePane):
     def _source_parts(self) -> list[Part]:
         model, palette, facts = self.model, self.palette, self.model.facts
         badge, style = self._badge()
-        parts = [Part(0, ((f" {badge} ", style), (f"{model.knowledge} ", palette.muted)))]
+        knowledge = "" if model.status.phase is Phase.CHOOSING else f"{model.knowledge} "
+        parts = [Part(0, ((f" {badge} ", style), (knowledge, palette.muted)))]
         if model.status.detail:
             parts.append(Part(1, ((f" {model.status.detail} ", style),)))
         if model.recorded_into is not None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvtop.screens.help import HelpScreen
 from tests.tui.conftest import is_at, text_of, until
 
 SIZES = [(40, 12), (60, 18), (80, 24), (80, 50), (100, 30), (120, 40), (160, 48), (200, 60), (400, 120)]
@@ -74,3 +75,16 @@ async def test_a_terminal_too_small_for_lists_still_shows_the_map(recording_view
     async with recording_view((60, 18)) as (app, _pilot):
         assert not app.watching.requests.is_on_screen or not app.watching.requests.size.height
         assert app.watching.map.size.height >= 8
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_the_line_of_keys_always_has_help_and_the_way_out_and_can_be_clicked(recording_view, size):
+    async with recording_view(size) as (app, pilot):
+        for pane in ("1", "2"):
+            await pilot.press(pane)
+            await pilot.pause()
+            text = text_of(app.watching.keys_shown)
+            assert text.endswith("? Help  q Quit")
+            assert "space Pause" in text
+        await pilot.click(app.watching.keys_shown, offset=(text.index("? Help") + 1, 0))
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))

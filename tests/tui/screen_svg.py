@@ -1,0 +1,56 @@
+"""A terminal screen as a small SVG file whose lines can be compared: rectangles for backgrounds, texts for runs."""
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+COLUMN, LINE = 8.4, 18
+BACKGROUND, FOREGROUND = "#10141b", "#c8d0dc"
+
+
+def draw_screen(strips: Sequence[Strip]) -> str:
+    """The screen as SVG; equal screens make equal texts, on any machine."""
+    columns, lines = max(strip.cell_length for strip in strips), len(strips)
+    width, height = columns * COLUMN, lines * LINE
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        'font-family="DejaVu Sans Mono, monospace" font-size="14" xml:space="preserve">',
+        f'<rect width="{width:g}" height="{height:g}" fill="{BACKGROUND}"/>',
+    ]
+    for y, strip in enumerate(strips):
+        parts += _draw_line(list(strip), y)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _draw_line(segments: Sequence[Segment], y: int) -> list[str]:
+    rectangles: list[str] = []
+    texts: list[str] = []
+    x = 0
+    for (colour, back, weight), run in groupby(segments, key=lambda segment: _look(segment.style)):
+        text = "".join(segment.text for segment in run)
+        if back != BACKGROUND:
+            place = f'x="{x * COLUMN:g}" y="{y * LINE}" width="{len(text) * COLUMN:g}" height="{LINE}"'
+            rectangles.append(f'<rect {place} fill="{back}"/>')
+        shown = text.strip(" ")
+        if shown:
+            start = x + len(text) - len(text.lstrip(" "))
+            bold = ' font-weight="bold"' if weight else ""
+            texts.append(
+                f'<text x="{start * COLUMN:g}" y="{y * LINE + 14}" textLength="{len(shown) * COLUMN:g}" '
+                f'fill="{colour}"{bold}>{escape(shown, quote=False)}</text>'
+            )
+        x += len(text)
+    return rectangles + texts
+
+
+def _look(style: Style | None) -> tuple[str, str, bool]:
+    """Colour, background and weight of a run."""
+    if style is None:
+        return FOREGROUND, BACKGROUND, False
+    colour = style.color.get_truecolor().hex if style.color is not None else FOREGROUND
+    back = style.bgcolor.get_truecolor(foreground=False).hex if style.bgcolor is not None else BACKGROUND
+    return (back, colour, bool(style.bold)) if style.reverse else (colour, back, bool(style.bold))
