@@ -369,7 +369,9 @@ def test_a_live_run_measures_what_was_planned(kvplan: Callable[..., Done], tmp_p
         *("elapsed_s", "prompt_tokens_per_s", "output_tokens_per_s", "step_s_median", "step_s_p90", "step_s_max"),
         *("schedule_s", "execute_s", "update_s"),
     }
-    counted = measured.keys() - timed - {"latencies", "timeline", "good_requests", "memory"}
+    counted = measured.keys() - timed - {"latencies", "timeline", "good_requests", "memory", "weight_bytes"}
+    # A backend may keep the head, whose weights are the embedding's, in a layout of its own beside it.
+    assert planned["weight_bytes"] == 134_515_008 * 4 <= measured["weight_bytes"] <= planned["weight_bytes"] * 1.3
     assert (measured["good_requests"], planned["good_requests"]) == (3, None)
     assert {key: measured[key] for key in counted} == {key: planned[key] for key in counted}
     assert all(planned[key] is None and measured[key] > 0 for key in timed)

@@ -329,5 +329,5 @@ def test_random_weights_depend_on_their_name_and_seed_alone() -> None:
 
 def test_random_models_need_no_files_and_are_the_same_each_time() -> None:
     config = config_from_mapping(a_llama_config(), where="test")
-    batches = [random_model(config, dtype=KVDtype.FLOAT32, device="cpu")._head for _ in range(2)]
+    batches = [random_model(config, dtype=KVDtype.FLOAT32, device="cpu")._embedding for _ in range(2)]
     assert torch.equal(*batches)
