@@ -2,8 +2,9 @@
 
 import torch
 
-from kvengine.model_config.decoder import DecoderConfig, DenseFeed, GroupedAttention
+from kvengine.model_config.decoder import DecoderConfig
 from kvengine.model_config.huggingface import config_from_mapping
+from kvengine.model_config.parameters import num_parameters
 
 LLAMA_3_1_8B = config_from_mapping(
     {
@@ -35,12 +36,5 @@ def weight_bytes_read(config: DecoderConfig, dtype: torch.dtype) -> int:
 
     Worked value: Llama-3.1-8B has 8,030,261,248 parameters, its embedding 525,336,576; in 16 bits 15,009,849,344.
     """
-    hidden = config.hidden_size
-    numbers = hidden + config.vocab_size * hidden
-    for layer in config.layers:
-        attention, feed = layer.attention, layer.feed
-        assert isinstance(attention, GroupedAttention), "only grouped attention is counted here"
-        assert isinstance(feed, DenseFeed), "only dense layers are counted here"
-        q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
-        numbers += hidden * (2 * q_size + 2 * kv_size) + 3 * hidden * feed.intermediate_size + 2 * hidden
-    return numbers * dtype.itemsize
+    embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+    return (num_parameters(config) - embedding) * dtype.itemsize

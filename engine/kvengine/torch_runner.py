@@ -9,9 +9,10 @@ from kvengine.attention.select import BackendName, DeviceName, compute_dtype, se
 from kvengine.batch import BatchBuilder
 from kvengine.calibration import calibrated_scales
 from kvengine.config import EngineConfig
-from kvengine.device_memory import held_bytes, is_out_of_memory
-from kvengine.errors import CapacityError, ConfigError, DeviceError
+from kvengine.device_memory import available_bytes, held_bytes, is_out_of_memory
+from kvengine.errors import CapacityError, ConfigError
 from kvengine.model_config.decoder import DecoderConfig
+from kvengine.model_config.parameters import num_parameters
 from kvengine.model_config.read import read_config
 from kvengine.models.cache_layout import model_attention
 from kvengine.models.decoder import Decoder
@@ -20,6 +21,7 @@ from kvengine.models.weights import open_weights
 from kvengine.request import RequestId
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.spec import KVDtype
+from kvengine.units import format_bytes
 
 
 class TorchRunner:
@@ -127,14 +129,18 @@ def random_model(config: DecoderConfig, *, dtype: KVDtype, device: DeviceName = 
 
     Raises:
         ConfigError: The engine cannot compute in this type.
-        DeviceError: There is no such device, or the weights do not fit on it.
+        DeviceError: There is no such device.
+        CapacityError: The weights do not fit on it.
     """
     target, torch_type = select_device(device), compute_dtype(dtype)
+    needed, available = num_parameters(config) * torch_type.itemsize, available_bytes(target)
+    if available is not None and needed > available:
+        raise CapacityError(
+            f"the weights take {format_bytes(needed)} in {dtype}, and {format_bytes(available)} are available"
+            f" on {target.type}"
+        )
     source = RandomWeights(dtype=torch_type, device=target, seed=seed, norm_weight=1.0 - config.norm_offset)
-    try:
-        return Decoder(config, source, dtype=torch_type, device=target)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise DeviceError(f"the weights do not fit on {target.type}: {str(error).splitlines()[0]}") from None
+    return Decoder(config, source, dtype=torch_type, device=target)
 
 
 def load_runner(path: Path, config: EngineConfig, *, device: DeviceName = "auto") -> TorchRunner:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="needs transformers, the reference of these tests")
 
+from kvengine.attention.select import BackendName
 from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.model_config.parameters import num_parameters
 from kvengine.models.decoder import Decoder
 from kvengine.request import Request
 from kvengine.scheduler import Scheduler
@@ -58,14 +60,14 @@ def engine_config(
 
 
 def forced_run(
-    model: Decoder, config: EngineConfig, prompts: Sequence[list[int]]
+    model: Decoder, config: EngineConfig, prompts: Sequence[list[int]], backend: BackendName
 ) -> tuple[list[Request], dict[str, list[Tensor]]]:
     """Run prompts through scheduler and runner; whatever the model says, the next token is a known one.
 
     Returns:
         The requests, and for each the logits that its next tokens would have been chosen from.
     """
-    scheduler, runner = Scheduler(config), TorchRunner(model, config)
+    scheduler, runner = Scheduler(config), TorchRunner(model, config, backend=backend)
     logits: dict[str, list[Tensor]] = {}
     seen: list[Tensor] = []
     forward = model.forward
@@ -87,9 +89,9 @@ def forced_run(
     return requests, logits
 
 
-def largest_error(pair: tuple[Decoder, Any], config: EngineConfig) -> float:
+def largest_error(pair: tuple[Decoder, Any], config: EngineConfig, *, backend: BackendName = "auto") -> float:
     model, reference = pair
-    requests, logits = forced_run(model, config, PROMPTS)
+    requests, logits = forced_run(model, config, PROMPTS, backend)
     errors = []
     for request in requests:
         known = next_token_logits(reference, request.all_token_ids)[request.num_prompt_tokens - 1 : -1]
@@ -98,6 +100,15 @@ def largest_error(pair: tuple[Decoder, Any], config: EngineConfig) -> float:
         assert known.abs().max() > 1, "logits near 0 prove nothing"
         errors.append(float((found - known).abs().max()))
     return max(errors)
+
+
+def test_parameters_are_counted_as_transformers_counts_them(pair: tuple[Decoder, Any]) -> None:
+    model, reference = pair
+    # The language model's alone, where there is a vision tower too; a bias for choosing experts is a buffer there.
+    parts = reference.named_parameters()
+    known = sum(part.numel() for name, part in parts if "vision" not in name and "multi_modal" not in name)
+    known += sum(part.numel() for name, part in reference.named_buffers() if name.endswith("correction_bias"))
+    assert num_parameters(model.config) == known
 
 
 def test_the_planner_counts_what_the_engine_keeps(
@@ -111,13 +122,14 @@ def test_the_planner_counts_what_the_engine_keeps(
 
 
 @pytest.mark.parametrize(
-    ("block_size", "budget", "caching"), [(4, 512, False), (1, 512, True), (16, 7, True), (4, 5, True)]
+    ("block_size", "budget", "caching", "backend"),
+    [(4, 512, False, "torch"), (1, 512, True, "auto"), (16, 7, True, "auto"), (4, 5, True, "torch")],
 )
 def test_logits_are_those_of_transformers(
-    pair: tuple[Decoder, Any], block_size: int, budget: int, caching: bool
+    pair: tuple[Decoder, Any], block_size: int, budget: int, caching: bool, backend: BackendName
 ) -> None:
     config = engine_config(pair[0], block_size=block_size, budget=budget, num_blocks=400, caching=caching)
-    assert largest_error(pair, config) < MAX_ERROR
+    assert largest_error(pair, config, backend=backend) < MAX_ERROR
 
 
 def test_logits_stay_when_requests_are_preempted(pair: tuple[Decoder, Any]) -> None:
