@@ -1,12 +1,20 @@
 """Driving an engine through a schedule: arrivals, follow-ups, cancellations and time limits."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from kvengine.clock import RealClock, VirtualClock
+from kvengine.config import SchedulerConfig
+from kvengine.control import EngineControl
 from kvengine.engine import Engine
+from kvengine.observer import TelemetryPublisher, engine_facts
 from kvengine.runner import SyntheticRunner
+from kvengine.telemetry.commands import AbortRequest, Command, Pause, ResizePool
+from kvengine.telemetry.reader import Attachment
+from kvengine.telemetry.schema import Reply
 from kvplan.drive import Driven, Driver, RealPace, StepPace, TimeLimit
 from kvplan.loading import decode
 from kvplan.requests.build import request_specs
@@ -142,3 +150,58 @@ def test_every_sample_of_a_later_turn_repeats_the_same_history(samples: int) -> 
 
     assert driven.num_finished == 2 * samples
     assert engine.stats.prompt_tokens == samples * (5 + (5 + 4 + 3))
+
+
+def test_requests_past_their_deadline_and_those_of_a_full_queue_are_counted_and_let_the_run_end() -> None:
+    specs = specs_of(synthetic={"requests": 6, "prompt_tokens": 4}, max_tokens=10)
+    clock = VirtualClock()
+    limits = SchedulerConfig(max_num_seqs=1, max_waiting=4)
+    engine = Engine(an_engine_config(num_blocks=100, limits=limits), SyntheticRunner(), clock=clock, debug=True)
+
+    driven = Driver(engine, Schedule(specs), pace=StepPace(clock, 1.0), deadline_s=15.0).run()
+
+    # Six come at once, and four may wait. The first takes ten steps, the second runs until second 15, when the other
+    # two have waited as long.
+    assert driven == Driven(num_finished=1, num_cancelled=0, out_of_time=False)
+    assert (engine.stats.finished, engine.stats.expired, engine.stats.rejected) == (1, 3, 2)
+    assert engine.stats.steps <= 17
+
+
+def test_a_viewer_steers_a_run_and_when_it_leaves_the_run_goes_on(tmp_path: Path) -> None:
+    specs = specs_of(synthetic={"requests": 2, "prompt_tokens": 4}, max_tokens=1500)
+    clock = RealClock()
+    config = an_engine_config(num_blocks=1000)
+    control = EngineControl(clock=clock, steps_per_s=200.0, lets_go=True)
+    facts = engine_facts(config, model="tiny", accepts=control.accepts)
+    publisher = TelemetryPublisher.open(facts, clock=clock, socket=tmp_path / "engine.sock")
+    engine = Engine(config, SyntheticRunner(), clock=clock, publisher=publisher)
+    control.steer(engine, publisher)
+    driver = Driver(engine, Schedule(specs), pace=RealPace(clock), control=control)
+    driven: list[Driven] = []
+    thread = Thread(target=lambda: driven.append(driver.run()))
+    thread.start()
+    viewer = Attachment.open(tmp_path / "engine.sock")
+    try:
+        assert ask(viewer, Pause()).is_done
+        stopped_at = engine.num_steps
+        assert ask(viewer, AbortRequest(specs[0].request_id)).is_done
+        assert ask(viewer, ResizePool(700)).is_done
+        assert engine.num_steps == stopped_at
+    finally:
+        viewer.close()
+    thread.join(20)
+    engine.close("done")
+    assert not thread.is_alive()
+    # The other request's 1,500 steps would take eight seconds at the speed that was left behind.
+    assert driven == [Driven(num_finished=1, num_cancelled=1, out_of_time=False)]
+    assert control.num_obeyed == 3
+
+
+def ask(viewer: Attachment, command: Command) -> Reply:
+    """Send a command and wait for what came of it."""
+    assert viewer.send(command)
+    for _ in range(200):
+        for frame in viewer.receive(0.1) or ():
+            if isinstance(frame, Reply):
+                return frame
+    raise AssertionError("no reply came")

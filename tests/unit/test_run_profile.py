@@ -139,3 +139,47 @@ def test_the_shipped_profiles_are_valid() -> None:
 def test_a_number_beyond_all_measure_in_a_grid_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"p\.yaml: block_size: 1\d+ is larger than anything that can be run"):
         load_sweep(a_file(tmp_path, SWEEP), overrides=[f"grid.block_size=[{10**30}]"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("preemption: swap", "swap_space: preemption swap needs it: bytes on the host, such as 4GiB"),
+        ("swap_space: 1GiB", "swap_space: it has no meaning with preemption recompute"),
+        ("preemption: swop", "preemption"),
+        ("eviction_policy: lfru", "eviction_policy"),
+        ("victim_policy: fewest", "victim_policy"),
+        ("max_waiting: 0", "max_waiting"),
+        ("evict_policy: lru", "did you mean 'eviction_policy'"),
+        (
+            "allocator: contiguous\neviction_policy: lfu",
+            "eviction_policy: allocator contiguous has no such thing, got lfu",
+        ),
+        ("allocator: token_level\nmax_waiting: 3", "max_waiting: allocator token_level has no such thing, got 3"),
+        (
+            "target: simulated\nworkload: {extends: shared-prefix, deadline_s: 3}",
+            "workload.deadline_s: requests come by steps here, and a step has no length; use deadline_steps",
+        ),
+    ],
+)
+def test_keys_about_running_out_of_memory_are_refused_where_they_mean_nothing(
+    tmp_path: Path, keys: str, words: str
+) -> None:
+    run = RUN if "workload" not in keys else "num_blocks: 100\n"
+    with pytest.raises(ConfigError) as caught:
+        load_run(a_file(tmp_path, f"{run}{keys}\n"))
+    assert words in f"{caught.value} {caught.value.hint}"
+
+
+def test_keys_about_running_out_of_memory_are_read(tmp_path: Path) -> None:
+    text = "preemption: swap\nswap_space: 64MiB\neviction_policy: slru\nvictim_policy: fewest_blocks_lost\nmax_waiting: 9\n"
+    settings = load_run(a_file(tmp_path, RUN + text)).profile.settings()
+    assert [
+        settings[key] for key in ("preemption", "swap_space", "eviction_policy", "victim_policy", "max_waiting")
+    ] == [
+        "swap",
+        64 * 2**20,
+        "slru",
+        "fewest_blocks_lost",
+        9,
+    ]
