@@ -172,8 +172,9 @@ def test_keys_about_running_out_of_memory_are_refused_where_they_mean_nothing(
 
 
 def test_keys_about_running_out_of_memory_are_read(tmp_path: Path) -> None:
-    text = "preemption: swap\nswap_space: 64MiB\neviction_policy: slru\nvictim_policy: fewest_blocks_lost\nmax_waiting: 9\n"
-    settings = load_run(a_file(tmp_path, RUN + text)).profile.settings()
+    swap = "preemption: swap\nswap_space: 64MiB\n"
+    others = "eviction_policy: slru\nvictim_policy: fewest_blocks_lost\nmax_waiting: 9\n"
+    settings = load_run(a_file(tmp_path, RUN + swap + others)).profile.settings()
     assert [
         settings[key] for key in ("preemption", "swap_space", "eviction_policy", "victim_policy", "max_waiting")
     ] == [
