@@ -70,7 +70,7 @@ def _find_workload(target: str) -> Workload:
         return load_workload(profile.path)
     if path.suffix in (".yaml", ".yml"):
         return load_workload(path)
-    if not path.exists():
+    if not target.strip() or not path.exists():
         names = find_profiles("workloads")
         raise ConfigError(
             f"no workload named {target[:60]!r}{did_you_mean(target, names)}, and no such file",

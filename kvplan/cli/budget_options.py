@@ -87,6 +87,9 @@ def read_matrix(entries: list[str]) -> dict[str, tuple[str, ...]]:
         listed = tuple(value.strip() for value in values.split(",") if value.strip())
         if not separator or not listed:
             raise ConfigError(f"expected OPTION=VALUE,VALUE,..., got {entry[:60]!r}", where="--matrix")
+        twice = next((value for index, value in enumerate(listed) if value in listed[:index]), None)
+        if twice is not None:
+            raise ConfigError(f"{twice[:40]} is listed twice", where=f"--matrix {name.strip()[:40]}")
         option = name.strip().removeprefix("--").replace("_", "-")
         option = _MATRIX_NAMES.get(option, option)
         if option not in MATRIX_OPTIONS:

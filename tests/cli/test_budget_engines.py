@@ -117,6 +117,7 @@ def test_sglang_cuts_the_pool_into_tokens_or_pages(budget: Budget, windowed: str
         (["--tp", "4", "--dcp", "3"], "--dcp: 3 ranks do not divide the 4 of --tp", ""),
         (["--kv-cache-dtype", "fp8_ds_mla"], "fp8_ds_mla is for latent attention alone", ""),
         (["--matrix", "tp"], "expected OPTION=VALUE,VALUE,...", ""),
+        (["--matrix", "tp=1,2,1"], "--matrix tp: 1 is listed twice", ""),
         (["--matrix", "colour=red"], "no option 'colour' to vary", "one of model, gpu,"),
         (["--matrix", "tp=3,5"], "--matrix: no combination can be planned", "cannot be divided"),
         (["--from-command", "ollama run x"], "it starts neither vLLM nor SGLang", "vllm serve MODEL"),

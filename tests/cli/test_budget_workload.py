@@ -149,6 +149,8 @@ def test_random_requests_are_made_up_until_there_are_enough(budget: Budget, tmp_
         (("--workload", "azure-conversation", "--requests", "1001"), "1,000 requests, and 1,001 shall be there"),
         (("--workload", "conversations"), "its requests are text"),
         (("--workload", "missing.jsonl"), "no such file"),
+        (("--workload", ""), "no workload named ''"),
+        (("--workload", "."), "a folder without chunk-*-trace.csv"),
         (("--workload", "missing.yaml"), "no such file"),
     ],
 )
