@@ -1,6 +1,9 @@
 """The slots of a pool as a table: what each allocator made of the same memory."""
 
 from collections.abc import Sequence
+from statistics import median
+
+import msgspec
 
 from kvengine.units import format_bytes
 from kvplan.groups import PointGroup, group_repeats, judged_figures
@@ -17,7 +20,7 @@ def memory_table(points: Sequence[PointResult]) -> ReportTable | None:
         points: Results of the same profile.
     """
     groups = group_repeats(points)
-    rows = [(group, memory) for group in groups if (memory := judged_figures(group.first).memory) is not None]
+    rows = [(group, memory) for group in groups if (memory := _median_memory(group)) is not None]
     if not rows or all(point.settings.get("allocator", "paged") == "paged" for point in points):
         return None
     axes = points[0].axes
@@ -46,23 +49,36 @@ _MEMORY_TITLES = (
     "\nindex",
 )
 MEMORY_NOTE = (
-    "where the slots were, tokens' worth of KV memory, mean over the time in which requests ran (of repeats the first):"
-    " held by requests, and of these used, pending (for tokens that may still come), reserved (that can never come) and"
-    " internal (the rest of a block, page or power of two); external: free and of no use, as a share of the pool;"
-    " waste: held without a token or external, as a share of held and external; steps split: steps in which nobody more"
-    " was admitted although the free slots together would have done; index: the tables in use, at their peak"
+    "where the slots were, tokens' worth of KV memory, mean over the time in which requests ran (of repeats the"
+    " medians): held by requests, and of these used, pending (for tokens that may still come), reserved (that can"
+    " never come) and internal (the rest of a block, page or power of two); external: free and of no use, as a"
+    " share of the pool; waste: held without a token or external, as a share of held and external; steps split:"
+    " steps in which nobody more was admitted although the free slots together would have done; index: the tables"
+    " in use, at their peak"
 )
 
 
+def _median_memory(group: PointGroup) -> MemoryFigures | None:
+    """Each figure the median of its repeats; None where no repeat has any."""
+    repeats = [memory for point in group.points if (memory := judged_figures(point).memory) is not None]
+    if not repeats:
+        return None
+    medians = {name: median(getattr(one, name) for one in repeats) for name in MemoryFigures.__struct_fields__}
+    return msgspec.convert(
+        {name: value if name.endswith("_mean") else round(value) for name, value in medians.items()}, MemoryFigures
+    )
+
+
 def _memory_cells(group: PointGroup, memory: MemoryFigures) -> list[str]:
-    figures, held = judged_figures(group.first), memory.held_slots_mean
+    held = memory.held_slots_mean
+    running = [count for point in group.points if (count := judged_figures(point).peak_running) is not None]
 
     def share(slots: float) -> str:
         return show_percent(slots / held if held else None)
 
     return [
         show_count(memory.admitted_requests),
-        show_count(figures.peak_running),
+        show_count(round(median(running)) if running else None),
         f"{held:,.0f}",
         share(memory.used_slots_mean),
         share(memory.pending_slots_mean),

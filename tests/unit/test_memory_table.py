@@ -59,6 +59,21 @@ def test_shares_are_of_what_is_held_and_the_external_part_is_of_the_pool() -> No
     assert "| buddy | 12 | 7 | 600 | 50.0 % |" in table_markdown(table)
 
 
+def test_of_repeats_the_medians_are_shown() -> None:
+    points = []
+    for seed, used in enumerate((300.0, 310.0, 500.0)):
+        point = a_point("buddy", msgspec.structs.replace(BUDDY, used_slots_mean=used, fragmented_steps=seed))
+        points.append(msgspec.structs.replace(point, settings={**point.settings, "seed": seed}))
+
+    table = memory_table(points)
+
+    assert table is not None
+    # 310 used of 610 held; one step split.
+    assert table.rows[0][3:5] == ["610", "50.8 %"]
+    assert table.rows[0][-2:] == ["1", "28 B"]
+    assert len(table.rows) == 1
+
+
 @pytest.mark.parametrize("points", [[a_point("paged", BUDDY)], [a_point("buddy", None)]])
 def test_there_is_no_table_where_nothing_is_to_be_told_apart(points: list[PointResult]) -> None:
     assert memory_table(points) is None
