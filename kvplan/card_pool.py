@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvengine.errors import ConfigError
+from kvengine.spec import KVDtype
 from kvplan.budget import MemoryBudget, MemoryFraction
 from kvplan.engine_inputs import EngineInputs
 from kvplan.gpu_spec import load_gpu
@@ -32,7 +33,7 @@ def budget_of_card(
     engine = EngineInputs(
         tensor_parallel=profile.tensor_parallel,
         block_size=block_size,
-        dtype=profile.kv_cache_dtype,
+        dtype=profile.compute_dtype or KVDtype.BFLOAT16,
         kv_dtype=profile.kv_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=profile.max_num_seqs,

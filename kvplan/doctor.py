@@ -51,6 +51,7 @@ def examine() -> list[Finding]:
         _own_version(),
         *_gpus(),
         _torch(),
+        *_cpu_computing(),
         *(_part(name, purpose) for name, purpose in _OPTIONAL_PARTS.items()),
         _demo_model(),
         *_calibrations(),
@@ -93,6 +94,23 @@ def _torch() -> Finding:
         return Finding(check="torch", status=Status.ABSENT, detail=f"{version} cannot be loaded: {error}")
     devices = f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "CPU only"
     return Finding(check="torch", status=Status.OK, detail=f"{version}, {devices}")
+
+
+def _cpu_computing() -> Iterator[Finding]:
+    """What the engine attends with on the CPU, and in which type it is fastest."""
+    try:
+        from kvengine.fast_dtype import fastest_dtype
+        from kvengine.native.kernels import native_kernels
+    except (ImportError, OSError):
+        return
+    kernels = native_kernels()
+    if isinstance(kernels, str):
+        detail = f"{kernels}; attention on the CPU is computed by torch"
+        yield Finding(check="CPU kernels", status=Status.ABSENT, detail=detail)
+    else:
+        yield Finding(check="CPU kernels", status=Status.OK, detail="compiled for this processor")
+    dtype, reason = fastest_dtype("cpu")
+    yield Finding(check="CPU type", status=Status.OK, detail=f"dtype: auto computes in {dtype}: {reason}")
 
 
 def _part(name: str, purpose: str) -> Finding:

@@ -66,7 +66,7 @@ def run_live(
         TelemetryError: The recording cannot be made.
     """
     profile = prepared.point.profile
-    runner = models.runner(prepared.model, prepared.config, profile.device)
+    runner = models.runner(prepared.model, prepared.config, profile.device, profile.compute_dtype)
     _warm_up(prepared, requests, runner)
     clock = RealClock()
     control = EngineControl(clock=clock, lets_go=True)

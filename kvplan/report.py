@@ -265,7 +265,7 @@ def _planned_and_held(planned: int | None, held: int) -> str:
     return f"{UNKNOWN if planned is None else format_bytes(planned)} planned, {format_bytes(held)} held"
 
 
-_COMPUTED_ON = ("pagedkv", "device", "torch", "threads", "server")
+_COMPUTED_ON = ("pagedkv", "device", "torch", "threads", "dtype", "attention", "server")
 """Keys of an environment that decide whether times may be compared: not the port of a server, or what its log says."""
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvengine.errors import CapacityError
+from kvengine.spec import KVDtype
 from kvplan.drive import Progress
 from kvplan.figures import Figures
 from kvplan.live import LiveRun, run_live
@@ -64,12 +65,13 @@ def run_point(
         return _result(
             prepared, requests, planned=simulation.figures, out_of_time=simulation.out_of_time, recording=recording
         )
-    weight_bytes = prepared.model.weight_bytes(prepared.config.kv_cache.dtype)
-    planned = msgspec.structs.replace(_whole(prepared, simulation), weight_bytes=weight_bytes)
+    planned = _whole(prepared, simulation)
     try:
         live = run_live(prepared, requests, models=models, recording=recording, progress=progress, debug=debug)
     except CapacityError as error:
         return _result(prepared, requests, planned=planned, misfit=error)
+    weight_bytes = prepared.model.weight_bytes(KVDtype(live.environment["dtype"]))
+    planned = msgspec.structs.replace(planned, weight_bytes=weight_bytes)
     return _result(prepared, requests, planned=planned, live=live, out_of_time=live.out_of_time, recording=recording)
 
 

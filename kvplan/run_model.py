@@ -202,9 +202,18 @@ class LiveModels:
 
     def __init__(self) -> None:
         self._loaded: tuple[tuple[Path | str, bool, KVDtype, Device], Decoder] | None = None
+        self._attention = ""
 
-    def runner(self, model: RunModel, config: EngineConfig, device: Device) -> "TorchRunner":
+    def runner(
+        self, model: RunModel, config: EngineConfig, device: Device, dtype: KVDtype | None = None
+    ) -> "TorchRunner":
         """Load a model, if it is not the last one, and make its block pool.
+
+        Args:
+            model: What is run.
+            config: Sizes the pool.
+            device: Where it runs.
+            dtype: Type to compute in; None for the fastest on the device.
 
         Raises:
             ConfigError: The files are broken, or the engine cannot run the model in this KV type.
@@ -212,18 +221,23 @@ class LiveModels:
             DeviceError: torch is not installed, or the device is not there.
         """
         try:
+            from kvengine.attention.select import select_device
+            from kvengine.fast_dtype import fastest_dtype
             from kvengine.torch_runner import TorchRunner
         except ModuleNotFoundError as error:
             message = f"running a model needs {error.name}, which is not installed"
             raise DeviceError(message, hint="pip install 'pagedkv[engine]'") from None
-        key = (model.path or model.name, model.is_random, config.kv_cache.dtype, device)
+        dtype = dtype or fastest_dtype(select_device(device).type).dtype
+        key = (model.path or model.name, model.is_random, dtype, device)
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # two models need not fit side by side
-            self._loaded = (key, _load(model, config.kv_cache.dtype, device))
-        return TorchRunner(self._loaded[1], config)
+            self._loaded = (key, _load(model, dtype, device))
+        runner = TorchRunner(self._loaded[1], config)
+        self._attention = f"{runner.backend_name}, {runner.backend_reason}"
+        return runner
 
     def environment(self) -> dict[str, str]:
-        """Device and versions that the last runner computes with."""
+        """Device, versions, type and kernels that the last runner computes with."""
         import torch
 
         assert self._loaded is not None, "no model was loaded"
@@ -233,6 +247,8 @@ class LiveModels:
             "device": f"{device.type} ({name})",
             "torch": str(torch.__version__),
             "threads": str(torch.get_num_threads()),
+            "dtype": self._loaded[0][2].value,
+            "attention": self._attention,
         }
 
 

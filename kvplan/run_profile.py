@@ -22,6 +22,7 @@ Target = Literal["engine", "simulated", "openai"]
 """Where a run happens: our engine with a real model, its scheduler alone without a model, or a server over HTTP."""
 Device = Literal["auto", "cpu", "cuda"]
 Load = Literal["weights", "random"]
+ComputeDtype = Literal["auto", "float32", "float16", "bfloat16"]
 QueueOrderName = Literal["fcfs", "lpm", "dfs-weight"]
 """See `kvengine.radix.queue_order`, which is not loaded to read a profile."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -106,6 +107,9 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     """The engine's share of that card; vLLM's default if not given."""
     kv_cache_dtype: KVDtype = KVDtype.FLOAT32
+    dtype: ComputeDtype | None = None
+    """Type that the model computes in; `auto`: bfloat16 where the device is faster with it, else float32. If not given,
+    the type of the cache, and with fp8 `auto`."""
     tensor_parallel: Count = 1
     """GPUs that share the model's heads."""
     prefix_caching: bool = True
@@ -146,6 +150,12 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     """Of target `openai`."""
     slo: ServiceLevel | None = None
     """What a request must keep to count as good."""
+
+    @property
+    def compute_dtype(self) -> KVDtype | None:
+        """Type that the model computes in; None where the device decides."""
+        is_open = self.dtype == "auto" or (self.dtype is None and self.kv_cache_dtype is KVDtype.FP8)
+        return None if is_open else KVDtype(self.dtype or self.kv_cache_dtype)
 
     def settings(self) -> dict[str, Setting]:
         """Every key but the description, as plain values; inner ones as `slo.ttft_s`."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from kvengine.attention.select import BackendName, DeviceName, compute_dtype, select_backend, select_device, torch_dtype
+from kvengine.attention.select import BackendName, DeviceName, compute_dtype, select_backend, select_device
 from kvengine.batch import BatchBuilder
 from kvengine.calibration import calibrated_scales
 from kvengine.config import EngineConfig
@@ -29,20 +29,17 @@ class TorchRunner:
 
     Args:
         model: The weights; several runners may share them.
-        config: Sizes the pools; its geometry and groups must be the model's, and its KV type the model's or fp8.
+        config: Sizes the pools; its geometry and groups must be the model's. K/V are kept in its type.
         backend: What attends; `auto` takes the fastest that can be used.
 
     Raises:
-        ConfigError: Geometry or groups are not the model's, or the KV type cannot be used.
+        ConfigError: Geometry or groups are not the model's, or the backend that was asked for does not take it.
         CapacityError: The pools do not fit.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, *, backend: BackendName = "auto") -> None:
         spec = config.kv_cache
         attention = model_attention(model.config, config)
-        is_fp8 = spec.dtype is KVDtype.FP8
-        if not is_fp8 and torch_dtype(spec.dtype) != model.dtype:
-            raise ConfigError(f"the KV cache is kept in the model's type {model.dtype} or in fp8, not in {spec.dtype}")
         if config.scheduler.max_model_len > model.config.max_model_len:
             message = f"max_model_len {config.scheduler.max_model_len} is more than the model's"
             raise ConfigError(f"{message} {model.config.max_model_len}")
@@ -54,7 +51,7 @@ class TorchRunner:
             dtype=model.dtype,
             device=model.device,
             name=backend,
-            scales=calibrated_scales(model, attention) if is_fp8 else None,
+            scales=calibrated_scales(model, attention) if spec.dtype is KVDtype.FP8 else None,
         )
         self._host = self._attention.host_cache(config.num_host_blocks) if config.num_host_blocks else None
 
@@ -145,6 +142,8 @@ def random_model(config: DecoderConfig, *, dtype: KVDtype, device: DeviceName = 
 
 def load_runner(path: Path, config: EngineConfig, *, device: DeviceName = "auto") -> TorchRunner:
     """Load a model and allocate the pool that `config` describes; the model computes in the type of its KV cache.
+
+    A model that computes in another one is loaded by `load_model`, as it must be for a cache in fp8.
 
     Raises:
         ConfigError: As for `load_model` and `TorchRunner`.

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvengine.errors import ConfigError
+from kvengine.spec import KVDtype
 from kvplan.load_profiles import load_run, load_sweep
 from kvplan.profiles import find_profiles
 from kvplan.run_profile import label_of
@@ -184,3 +185,20 @@ def test_keys_about_running_out_of_memory_are_read(tmp_path: Path) -> None:
         "fewest_blocks_lost",
         9,
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "computes_in"),
+    [
+        ("", KVDtype.FLOAT32),
+        ("kv_cache_dtype: bfloat16\n", KVDtype.BFLOAT16),
+        ("kv_cache_dtype: fp8\n", None),
+        ("kv_cache_dtype: fp8\ndtype: float16\n", KVDtype.FLOAT16),
+        ("kv_cache_dtype: float32\ndtype: auto\n", None),
+        ("kv_cache_dtype: bfloat16\ndtype: float32\n", KVDtype.FLOAT32),
+    ],
+)
+def test_a_model_computes_in_the_type_of_its_cache_unless_another_is_named(
+    keys: str, computes_in: KVDtype | None, tmp_path: Path
+) -> None:
+    assert load_run(a_file(tmp_path, RUN + keys)).profile.compute_dtype is computes_in

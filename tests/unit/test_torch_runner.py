@@ -146,10 +146,18 @@ def test_another_models_geometry_is_refused(tmp_path: Path) -> None:
         TorchRunner(model, replace(config, kv_cache=replace(config.kv_cache, num_kv_heads=2)))
 
 
-def test_a_cache_type_that_the_engine_cannot_keep_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_computes_in_float32_may_keep_16_bits(tmp_path: Path) -> None:
     model = a_model(tmp_path)
-    with pytest.raises(ConfigError, match=r"is kept in the model's type torch\.float32 or in fp8, not in bfloat16"):
-        TorchRunner(model, a_config(model, dtype=KVDtype.BFLOAT16))
+    # 10 blocks x 2 layers x 2 x 4 tokens x 1 head of 8 x 2 bytes.
+    for backend in ("auto", "torch"):
+        runner = TorchRunner(model, a_config(model, dtype=KVDtype.BFLOAT16), backend=backend)
+        assert runner.cache_bytes == 2560
+        assert len(runner.execute(a_step((a_request("a", prompt=[1, 2, 3]), 0, 3, [1])))) == 1
+
+
+def test_no_model_computes_in_eight_bits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keeps K/V in fp8, and computes in float32, float16 or bfloat16"):
+        load_model(save_llama(tmp_path, a_llama_config(), {}), dtype=KVDtype.FP8, device="cpu")
 
 
 def test_a_longer_context_than_the_models_is_refused(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def _make(
     """Make a backend with its pools, or say why it cannot be used."""
     spec, cache_dtype = config.kv_cache, torch_dtype(config.kv_cache.dtype)
     if name == "triton":
-        obstacle = _obstacle_to_triton(spec, model, device)
+        obstacle = _obstacle_to_triton(spec, model, dtype, device)
         if obstacle is not None:
             return obstacle
         from kvengine.attention.triton_backend import TritonBackend
@@ -168,7 +168,9 @@ def _refuse_more_than_there_is(pool_bytes: int, num_blocks: int, device: torch.d
         )
 
 
-def _obstacle_to_triton(spec: KVCacheSpec, model: ModelAttention, device: torch.device) -> str | None:
+def _obstacle_to_triton(
+    spec: KVCacheSpec, model: ModelAttention, dtype: torch.dtype, device: torch.device
+) -> str | None:
     """Say why the Triton kernels cannot be used here; None where they can.
 
     Raises:
@@ -179,8 +181,8 @@ def _obstacle_to_triton(spec: KVCacheSpec, model: ModelAttention, device: torch.
         return f"the Triton kernels do not run on {device.type}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if spec.dtype is KVDtype.FP8:
-        return "the kernels do not keep K/V in fp8"
+    if torch_dtype(spec.dtype) != dtype:
+        return f"the kernels keep K/V in the type computed in, not in {spec.dtype}"
     if not spec.head_dim_v:
         return "the kernels do not keep latent rows"
     if model.softcap is not None:
