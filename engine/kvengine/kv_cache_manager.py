@@ -271,8 +271,8 @@ class KVCacheManager:
             parent: Its blocks are shared, but for those that nothing is written to yet.
             child: Its tokens are the parent's, but for the last one, which may differ.
         """
-        held, num_computed = self._held[parent.request_id], parent.num_computed_tokens
-        tables = [group.fork(table, num_computed) for group, table in zip(self._groups, held.tables, strict=True)]
+        held = self._held[parent.request_id]
+        tables = [group.fork(table, parent) for group, table in zip(self._groups, held.tables, strict=True)]
         self._held[child.request_id] = RequestBlocks(tuple(tables), junction=held.junction)
         held.quiet_until = 0
         chain = self._chains.get(parent.request_id)
@@ -287,7 +287,7 @@ class KVCacheManager:
         held, num_computed = self._held[request.request_id], request.num_computed_tokens
         written = []
         for group, table in zip(self._groups, held.tables, strict=True):
-            written.append(table.block_ids[: group.num_written(table, num_computed)])
+            written.append(table.block_ids[: group.positions_needed(request, num_computed).stop])
             group.note_tail(table, num_computed)
         held.quiet_until = 0
         return self._pins.begin(request.request_id, num_computed, written)

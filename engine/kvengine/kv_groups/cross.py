@@ -7,15 +7,11 @@ from kvengine.units import cdiv
 
 
 class CrossGroup(GroupManager):
-    """Cross-attention of an encoder-decoder model; nothing of it is shared."""
+    """Cross-attention of an encoder-decoder model; nothing of it can be found by its content."""
 
     def target(self, request: Request, _num_tokens: int, _num_lookahead: int, /) -> int:
         """The encoder's tokens, however many of the decoder's there are."""
         return request.num_encoder_tokens
-
-    def num_written(self, table: BlockTable, _num_computed: int, /) -> int:
-        """All of it, since admission."""
-        return len(table.block_ids)
 
     def check_table(self, table: BlockTable, request: Request, _num_covered: int) -> None:
         """There is a place for each encoder token, and no more than are needed."""

@@ -128,13 +128,10 @@ class GroupManager:
         self._note_shared_tail(table, num_hit_tokens)
         return table
 
-    def num_written(self, _table: BlockTable, num_computed: int, /) -> int:
-        """Leading positions of a table whose blocks hold something after so many tokens."""
-        return cdiv(num_computed, self.block_size)
-
-    def fork(self, table: BlockTable, num_computed: int) -> BlockTable:
-        """Start the table of another request as one more owner of all that is written."""
-        forked = table.fork(self.num_written(table, num_computed))
+    def fork(self, table: BlockTable, request: Request) -> BlockTable:
+        """Start the table of another request as one more owner of all that a request has written."""
+        num_computed = request.num_computed_tokens
+        forked = table.fork(self.positions_needed(request, num_computed).stop)
         self._pool.share([block for block in forked.block_ids if block])
         self.note_tail(table, num_computed)
         self.note_tail(forked, num_computed)
@@ -216,10 +213,6 @@ class GroupManager:
         num_slots = len(table.block_ids) * self.block_size
         return NEVER if num_slots >= self._max_model_len else num_slots - self._num_lookahead + 1
 
-    def needed_positions(self, table: BlockTable, num_computed: int, /) -> range:
-        """Positions of a table that later tokens attend to or go on from."""
-        return range(self.first_needed(num_computed) // self.block_size, self.num_written(table, num_computed))
-
     def check_table(self, table: BlockTable, request: Request, num_covered: int) -> None:
         """What a request needs is there, all pages but the last are full, and nobody else's page is written to.
 
@@ -229,7 +222,8 @@ class GroupManager:
             num_covered: Most tokens that slots were asked for; drafts that turned out wrong leave theirs unused.
         """
         name, computed, size, blocks = request.request_id, request.num_computed_tokens, self.block_size, table.block_ids
-        missing = [p for p in self.needed_positions(table, computed) if p >= len(blocks) or not blocks[p]]
+        needed = self.positions_needed(request, computed)
+        missing = [position for position in needed if position >= len(blocks) or not blocks[position]]
         assert not missing, f"{name} has {computed} tokens and no block at {missing} of its table {blocks}"
         num_asked = cdiv(self.target(request, max(num_covered, computed), self._num_lookahead), size)
         assert len(blocks) <= num_asked, (
@@ -237,7 +231,7 @@ class GroupManager:
             f"only the last of them may be partly filled, and {num_asked} are enough"
         )
         tail = computed // size
-        is_shared = tail < self.num_written(table, computed) and self._pool.ref_count(blocks[tail]) > 1
+        is_shared = tail in needed and self._pool.ref_count(blocks[tail]) > 1
         assert not is_shared or table.shared_tail == tail, (
             f"{name} would write its token {computed} into block {blocks[tail]}, which others hold too"
         )

@@ -66,11 +66,6 @@ class StateGroup(GroupManager):
         """Drafters have no states, so their lookahead does not count."""
         return num_tokens
 
-    def needed_positions(self, _table: BlockTable, num_computed: int, /) -> range:
-        """Only the last state."""
-        last = (num_computed - 1) // self.block_size
-        return range(last, last + 1)
-
     def must_wait(self, hit: Sequence[BlockId], _num_hit_tokens: int, /) -> bool:
         """A state is read when its step begins, so an earlier step must have written it."""
         return bool(hit) and self._cache.key_of(hit[-1]) in self._entered
