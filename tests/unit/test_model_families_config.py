@@ -84,6 +84,7 @@ def first(config: DecoderConfig) -> GroupedAttention:
     [
         ("mistral", {"sliding_window": None}, [None] * 6),
         ("mistral", {"sliding_window": 8}, [8] * 6),
+        ("mistral", {"sliding_window": 256}, [None] * 6),
         # Published with a window that is switched off.
         ("qwen2", {"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 2}, [None] * 6),
         ("qwen2", {"sliding_window": 8}, [None] * 6),
@@ -180,6 +181,16 @@ def test_experts_are_in_the_layers_that_say_so() -> None:
             "layer_types: expected 6 words, one for each layer, got 1",
         ),
         ({"model_type": "gemma3"}, "text_config: missing; expected an object"),
+        # Published so: another model under a known type, a model without a head, and one that looks ahead.
+        (
+            {**BASE, "model_type": "mixtral", "architectures": ["Grok1ModelForCausalLM"]},
+            "architectures: ['Grok1ModelForCausalLM'] is not supported; supported: ['MixtralForCausalLM']",
+        ),
+        (
+            {**BASE, "model_type": "mistral", "architectures": ["MistralModel"]},
+            "architectures: ['MistralModel'] is not supported; supported: ['MistralForCausalLM']",
+        ),
+        ({**BASE, "model_type": "qwen2", "is_causal": False}, "is_causal: False is not supported; True is"),
         (
             {"model_type": "gemma3", "text_config": {**BASE, "num_key_value_heads": 3}},
             "text_config: num_key_value_heads: 4 query heads cannot be shared out over 3 KV heads",

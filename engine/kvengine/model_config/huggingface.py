@@ -4,6 +4,7 @@ What is not understood is refused: a wrong guess here would run and print nonsen
 """
 
 import json
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,9 +83,18 @@ def config_from_mapping(
         return replace(_text_part(values, fields, where, more_eos), is_text_part=True)
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise fields.unsupported("model_type", SUPPORTED_MODEL_TYPES)
+    _check_architecture(fields, _ARCHITECTURES[model_type])
+    fields.refuse("is_causal", True)
     fields.refuse("partial_rotary_factor", 1, 1.0)
     fields.refuse("mlp_bias", False)
     return checked(_FAMILIES[model_type](fields, more_eos), fields)
+
+
+def _check_architecture(fields: Fields, expected: str) -> None:
+    """Refuse a class that goes under another family's type: it computes something else."""
+    named = fields.get("architectures")
+    if named is not None and named != [expected]:
+        raise fields.error("architectures", f"{reprlib.repr(named)} is not supported; supported: [{expected!r}]")
 
 
 def _text_part(values: Mapping[str, Any], fields: Fields, where: str, more_eos: frozenset[int]) -> DecoderConfig:
@@ -92,7 +102,7 @@ def _text_part(values: Mapping[str, Any], fields: Fields, where: str, more_eos: 
     text = fields.nested("text_config")
     if text is None:
         raise fields.error("text_config", "missing; expected an object")
-    inner = _GEMMA_3_DEFAULTS | dict(values["text_config"]) | {"model_type": "gemma3_text"}
+    inner = _GEMMA_3_DEFAULTS | dict(values["text_config"]) | {"model_type": "gemma3_text", "architectures": None}
     inner["quantization_config"] = values.get("quantization_config")
     eos = frozenset(fields.ids("eos_token_id")) | more_eos
     return config_from_mapping(inner, where=f"{where}: text_config", more_eos=eos)
@@ -120,8 +130,9 @@ def _no_windows(fields: Fields, count: int) -> list[int | None]:
 
 
 def _windows_everywhere(fields: Fields, count: int) -> list[int | None]:
-    """Mistral: a window that is there is every layer's."""
-    if fields.get("sliding_window") is None:
+    """Mistral: a window that is there, and shorter than the context, is every layer's."""
+    window = fields.whole_or_none("sliding_window")
+    if window is None or window >= fields.whole("max_position_embeddings"):
         return [None] * count
     return _windows_of(fields, fields.words("layer_types", count=count) or [_SLIDING] * count)
 
@@ -325,6 +336,18 @@ _FAMILIES: dict[str, Callable[[Fields, frozenset[int]], DecoderConfig]] = {
     "qwen3_moe": _qwen3_moe,
     "deepseek_v2": _deepseek(version=2),
     "deepseek_v3": _deepseek(version=3),
+}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
 }
 SUPPORTED_MODEL_TYPES = (*_FAMILIES, "gemma3")
 
