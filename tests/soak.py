@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from kvengine.allocators.kinds import AllocatorKind
+from kvengine.allocators.select import make_scheduler
 from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy, VictimPolicy
 from kvengine.eviction_policies import EvictionPolicy
 from kvengine.kv_cache_manager import KVCacheManager
@@ -61,6 +63,7 @@ class Mix:
     name: str
     config: EngineConfig
     max_drafts: int = 0
+    allocator: AllocatorKind = AllocatorKind.PAGED
 
 
 def _mix(
@@ -74,6 +77,7 @@ def _mix(
     context_parallel_size: int = 1,
     eviction_policy: EvictionPolicy = EvictionPolicy.LRU,
     num_host_blocks: int = 0,
+    allocator: AllocatorKind = AllocatorKind.PAGED,
     **limits: object,
 ) -> Mix:
     chosen = {"max_num_seqs": 10, "max_num_batched_tokens": 24, "max_model_len": MAX_MODEL_LEN, **limits}
@@ -88,7 +92,7 @@ def _mix(
         eviction_policy=eviction_policy,
         num_host_blocks=num_host_blocks,
     )
-    return Mix(name, config, max_drafts)
+    return Mix(name, config, max_drafts, allocator)
 
 
 def mixes() -> list[Mix]:
@@ -129,6 +133,11 @@ def mixes() -> list[Mix]:
             caching=False,
         ),
         _mix("context parallel", full, num_blocks=20, context_parallel_size=2),
+        *(
+            _mix(allocator, num_blocks=151, block_size=1, caching=False, allocator=allocator)
+            for allocator in AllocatorKind
+            if allocator.is_reserving
+        ),
     ]
 
 
@@ -157,7 +166,9 @@ class Episode:
 
     def __init__(self, mix: Mix) -> None:
         self._mix = mix
-        self._scheduler, self._device = Scheduler(mix.config), FakeDevice(mix.config)
+        scheduler = make_scheduler(mix.config, mix.allocator)
+        assert isinstance(scheduler, Scheduler), "the radix scheduler has other operations"
+        self._scheduler, self._device = scheduler, FakeDevice(mix.config)
         self._requests: dict[RequestId, Request] = {}
         self._handles: list[TransferHandle] = []
         self._num_names = 0
@@ -165,9 +176,9 @@ class Episode:
         self.counts: Counter[str] = Counter()
 
     @property
-    def _kv_cache(self) -> KVCacheManager:
-        assert isinstance(self._scheduler.kv_cache, KVCacheManager), "the soak runs over blocks"
-        return self._scheduler.kv_cache
+    def _paged(self) -> KVCacheManager | None:
+        """The manager, if it is the one that forks, pins and changes its size."""
+        return self._scheduler.kv_cache if isinstance(self._scheduler.kv_cache, KVCacheManager) else None
 
     def do(self, operation: Operation) -> None:
         """Do one thing, and check.
@@ -188,7 +199,9 @@ class Episode:
         self._scheduler.check_invariants()
         while self._handles:
             self._unpin(random.Random(0))
-        self._scheduler.resize_pool(self._kv_cache.pool.num_blocks - 1)
+        pool = self._scheduler.kv_cache.pool
+        if self._paged is not None:
+            self._scheduler.resize_pool(pool.num_blocks - 1)
         chance = random.Random(0)
         for _ in range(20_000):
             if not self._scheduler.has_unfinished:
@@ -196,7 +209,7 @@ class Episode:
             self._step(chance)
         self._scheduler.check_invariants()
         assert not self._scheduler.has_unfinished, "requests that fit alone never end"
-        assert self._kv_cache.pool.num_used == 0, f"{self._kv_cache.pool.num_used} blocks are lost"
+        assert pool.num_used == 0, f"{pool.num_used} blocks are lost"
 
     def _actions(self) -> Mapping[str, Callable[[random.Random], bool]]:
         return {
@@ -263,7 +276,7 @@ class Episode:
 
     def _fork(self, chance: random.Random) -> bool:
         running = self._scheduler.running
-        if not running or len(self._unfinished()) >= MOST_UNFINISHED:
+        if self._paged is None or not running or len(self._unfinished()) >= MOST_UNFINISHED:
             return False
         parent, count = chance.choice(running), chance.choice([1, 1, 2, 3])
         differs = parent.num_output_tokens > 0 and chance.random() < 0.5
@@ -281,7 +294,7 @@ class Episode:
 
     def _pin(self, chance: random.Random) -> bool:
         running = self._scheduler.running
-        if not running or len(self._handles) > 3:
+        if self._paged is None or not running or len(self._handles) > 3:
             return False
         transfer = self._scheduler.pin(chance.choice(running).request_id)
         self._device.freeze(transfer)
@@ -305,7 +318,9 @@ class Episode:
         return bool(running) and self._scheduler.preempt(chance.choice(running).request_id) is not None
 
     def _resize(self, chance: random.Random) -> bool:
-        most = self._kv_cache.pool.num_blocks - 1
+        if self._paged is None:
+            return False
+        most = self._paged.pool.num_blocks - 1
         self._scheduler.resize_pool(chance.randint(most * 2 // 3, most), preempt=chance.random() < 0.5)
         return True
 
@@ -318,13 +333,15 @@ class Episode:
 
     def _check_a_little(self) -> None:
         """What costs no more than the operation itself: counts, and the tables of those that run."""
-        pool, scheduler = self._kv_cache.pool, self._scheduler
+        scheduler = self._scheduler
+        kv_cache, pool = scheduler.kv_cache, scheduler.kv_cache.pool
         assert 0 <= pool.num_free <= pool.num_usable, f"{pool.num_free} of {pool.num_usable} blocks are free"
         assert len(scheduler.running) <= self._mix.config.scheduler.max_num_seqs, "too many requests run"
-        assert len(self._kv_cache.transfers) == len(self._handles), "a transfer was lost"
+        if self._paged is not None:
+            assert len(self._paged.transfers) == len(self._handles), "a transfer was lost"
         for request in scheduler.running:
             assert request.status is RequestStatus.RUNNING, f"{request.request_id} runs as {request.status}"
-            self._kv_cache.check_slots(request)
+            kv_cache.check_slots(request)
 
 
 class Violation(NamedTuple):
