@@ -20,7 +20,7 @@ test: $(STAMP)
 check: format-check lint types layers generated test
 
 bench: $(STAMP)
-	@for name in block_pool scheduler startup decode; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in block_pool scheduler allocators startup decode; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # A million random operations on the scheduler, everything checked: some minutes.
 soak: $(STAMP)
