@@ -48,7 +48,7 @@ class _Tree:
     def add(self, parts: list[tuple[Hashable, int]]) -> None:
         """Add a prompt; it is known as a whole to those behind it, and holds all but its last token."""
         split = list(_ends_apart(parts))
-        self._known.append(min(self._known_tokens(split), sum(count for _, count in parts) - 1))
+        self._known.append(max(0, min(self._known_tokens(split), sum(count for _, count in parts) - 1)))
         path: list[int] = []
         for content, count in split:
             path.append(self._child(path[-1] if path else -1, content, count))

@@ -1,9 +1,13 @@
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvengine.errors import ConfigError
+from kvplan.cli.budget_options import BudgetOptions
 from kvplan.launch_line import read_launch_line
 
 
@@ -208,3 +212,25 @@ def test_adapters_swap_space_and_a_draft_model_become_options(line: str, options
 
     assert {key: value for key, value in read.options.items() if key not in ("engine", "model")} == options
     assert read.uncounted == ()
+
+
+WORDS = [
+    "vllm", "serve", "sglang", "-m", "sglang.launch_server", "vllm.entrypoints.openai.api_server", "a/b", "docker",
+    "vllm/vllm-openai:v0.21.0", "--model", "--tp", "-tp", "2", "--max-model-len", "32k", "--", "-", "=", "--=3",
+    "--speculative-config", "{}", '{"num_speculative_tokens": 2}', "-O3", "--config", "'", "\\", "\n", "#", "&&", ">",
+    "--dp-size", "x", "--enable-dp-attention", "--max-total-tokens", "--page-size", "0", "-sc.num_speculative_tokens",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=12) | st.text(max_size=60).map(lambda text: [text]))
+def test_any_words_are_read_or_refused(words: list[str]) -> None:
+    line, refusal = None, ""
+    try:
+        line = read_launch_line(" ".join(words))
+    except ConfigError as error:
+        refusal = error.message
+    assert (line is None) == bool(refusal)
+    assert "\n" not in refusal
+    if line is not None:
+        assert line.options["engine"] in ("vllm", "sglang")
+        assert {*line.options} <= {entry.name for entry in fields(BudgetOptions)}
