@@ -7,7 +7,7 @@ CONSTRAINTS ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo constraints
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 STAMP := $(VENV)/.installed
 
-.PHONY: run test check bench soak fix format-check lint types layers generated clean
+.PHONY: run test check bench soak screenshots snapshots fix format-check lint types layers generated clean
 
 run: $(STAMP)
 	@$(BIN)/kvplan budget smollm2-135m --available-kv 44MiB --kv-cache-dtype float32 --max-model-len 512 \
@@ -20,7 +20,7 @@ test: $(STAMP)
 check: format-check lint types layers generated test
 
 bench: $(STAMP)
-	@for name in block_pool scheduler allocators startup decode; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in block_pool scheduler allocators startup decode kvtop; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # A million random operations on the scheduler, everything checked: some minutes.
 soak: $(STAMP)
@@ -52,6 +52,17 @@ fix: $(STAMP)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/python docs/generate.py
+
+# The pictures of kvtop in the README and docs, from two runs of the real engine and the guided scenes.
+screenshots: $(STAMP)
+	@$(BIN)/kvplan run quickstart --quiet > /dev/null
+	@$(BIN)/kvplan run quickstart --quiet --set block_size=64 --results results/quickstart-64.db \
+		--recording results/quickstart-64.kvrec > /dev/null
+	@$(BIN)/python docs/screenshots.py
+
+# Draws the screens anew that the tests compare with; look at the difference before it is kept.
+snapshots: $(STAMP)
+	@KVTOP_SNAPSHOTS=write $(BIN)/python -m pytest -q tests/tui/test_snapshots.py
 
 clean:
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

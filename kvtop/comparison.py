@@ -66,7 +66,7 @@ def _row(line: _Line, left: Figure, right: Figure) -> Row:
     difference = MISSING
     if left is not None and right is not None:
         difference = line.kind.write_difference(right - left)
-        if left > 0 and right != left and line.kind is not _SHARE:
+        if left > 0 and right not in (0, left) and line.kind is not _SHARE:
             difference += f"  ×{right / left:.2f}"
     return Row(
         name=line.name,

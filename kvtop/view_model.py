@@ -166,7 +166,7 @@ class ViewModel:
 
     def accepts(self, tag: str) -> bool:
         """Whether the engine obeys a command."""
-        return self.facts is not None and tag in self.facts.accepts
+        return self.facts is not None and tag in self.facts.accepts and not self.is_recording
 
     @property
     def step(self) -> int | None:

@@ -6,9 +6,9 @@ from kvtop.comparison import Row, compare
 from kvtop.view_model import ViewModel
 from kvtop.widgets.line_pane import ListPane
 
-NAME_COLUMNS = 24
-FIGURE_COLUMNS = 12
-GAP = 3
+NAME_COLUMNS = 23
+FIGURE_COLUMNS = 10
+DIFFERENCE_COLUMNS = 22
 
 
 class DifferenceTable(ListPane):
@@ -62,4 +62,4 @@ class DifferenceTable(ListPane):
         return line.strip()
 
     def _per_line(self, width: int) -> int:
-        return max(width // (NAME_COLUMNS + 2 * FIGURE_COLUMNS + 26), 1)
+        return max(width // (NAME_COLUMNS + 2 * FIGURE_COLUMNS + DIFFERENCE_COLUMNS), 1)

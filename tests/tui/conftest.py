@@ -19,7 +19,7 @@ from kvtop.widgets.line_pane import LinePane
 from kvtop.widgets.pool_map import PoolMap
 from tests.watched_engine import WatchedEngine, record_a_run
 
-PATIENCE_S = 10.0
+PATIENCE_S = 20.0
 
 
 @pytest.fixture

@@ -105,9 +105,9 @@ async def test_figures_stand_side_by_side_with_their_difference(tmp_path):
         await pilot.press("full_stop")
         await until(pilot, lambda: steps(screen) == (1, 1))
         # a and b share their one full block of four: 3 of 8 and of 16 blocks are held, 5 and 13 free.
-        await shows(pilot, screen.differences, "blocks in use", "37.5%       18.8%   −18.8 points")
-        await shows(pilot, screen.differences, "· free", "5          13   +8  ×2.60")
-        await shows(pilot, screen.differences, "◆ shared", "1           1   ±0")
+        await shows(pilot, screen.differences, "blocks in use", "37.5%     18.8%   −18.8 points")
+        await shows(pilot, screen.differences, "· free", "5        13   +8  ×2.60")
+        await shows(pilot, screen.differences, "◆ shared", "1         1   ±0")
 
 
 async def test_a_live_engine_is_compared_with_a_recording(tmp_path):
@@ -123,6 +123,6 @@ async def test_a_live_engine_is_compared_with_a_recording(tmp_path):
         watched.step(2)
         await until(pilot, lambda: steps(screen) == (1, 2))
         await shows(pilot, screen.right.state_line, "● LIVE")
-        await shows(pilot, screen.differences, "● running", "2           1   −1  ×0.50")
+        await shows(pilot, screen.differences, "● running", "2         1   −1  ×0.50")
         assert screen.sync is Sync.NONE
         watched.engine.close("done")

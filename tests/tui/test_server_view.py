@@ -28,6 +28,8 @@ class MoodyServer:
     def __init__(self) -> None:
         self.lines = a_v1_text(usage="0.42")
         self.mode = "well"
+        self.others: dict[str, bytes] = {}
+        """What is answered on other paths."""
         self.enough = threading.Event()
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
@@ -67,7 +69,8 @@ def moody() -> Iterator[tuple[MoodyServer, str]]:
             if self.path == "/metrics":
                 server.answer(self)
             else:
-                server.send(self, 404, b"{}")
+                body = server.others.get(self.path)
+                server.send(self, 200 if body is not None else 404, body or b"{}")
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -279,11 +282,67 @@ class TestEvents:
             await shows(pilot, app.watching.engines, "engine 0", "▒ cached about 2 blocks, 2 distinct")
             await shows(pilot, app.watching.state_line, "EVENTS", "nothing known of the pool yet")
 
-    async def test_a_server_is_asked_where_its_events_are(self, moody, publisher, monkeypatch):
-        _, address = moody
+    async def test_a_server_is_asked_where_its_events_are(self, moody, publisher):
+        server, address = moody
         socket, live = publisher
-        answers = {"/kv_event_sources": f'{{"0": {{"endpoint": "{live.replace("127.0.0.1", "*")}"}}}}'.encode()}
-        monkeypatch.setattr(MetricsEndpoint, "get", lambda _, path: answers.get(path))
+        endpoint = live.replace("127.0.0.1", "*")
+        server.others["/kv_event_sources"] = f'{{"0": {{"endpoint": "{endpoint}"}}}}'.encode()
         async with a_view(address) as (app, pilot):
             await self.publish_until(pilot, app, socket, a_message(0, stored([11, 12])))
             await shows(pilot, app.watching.state_line, "LIVE EVENTS", "▒ cached about 2")
+
+    async def test_each_rank_has_its_own_pool_and_its_own_publisher(self, moody, publisher):
+        server, address = moody
+        first, first_address = publisher
+        second = first.context.socket(first.type)
+        second_port = second.bind_to_random_port("tcp://127.0.0.1")
+        server.lines = [*a_v1_text(usage="0.9"), *a_v1_text(engine="1", usage="0.1")]
+        endpoints = (first_address.replace("127.0.0.1", "*"), f"tcp://*:{second_port}")
+        sources = ", ".join(f'"{rank}": {{"endpoint": "{endpoint}"}}' for rank, endpoint in enumerate(endpoints))
+        server.others["/kv_event_sources"] = f"{{{sources}}}".encode()
+        async with a_view(address) as (app, pilot):
+            await shows(pilot, app.watching.state_line, "2 engines")
+            for _ in range(200):
+                first.send_multipart(a_message(0, stored([11, 12]), rank=0))
+                second.send_multipart(a_message(0, stored([11, 12, 13]), rank=1))
+                await pilot.pause(0.05)
+                if app.watching.model.knowledge is Knowledge.EVENTS:
+                    break
+            # Equal content in two pools is in two places: 2 and 3 blocks.
+            await shows(pilot, app.watching.state_line, "▒ cached about 5")
+            await shows(pilot, app.watching.engines, "▒ cached about 2 blocks", "▒ cached about 3 blocks")
+            await shows(pilot, app.watching.prefixes, "engine 0", "engine 1")
+        second.close(linger=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_view_lives_through_every_broken_answer_in_a_row(moody, size):
+    server, address = moody
+    states = {
+        "error 500": MetricsState.HTTP_ERROR,
+        "html": MetricsState.NOT_METRICS,
+        "cut": MetricsState.PARTIAL,
+        "binary": MetricsState.NOT_METRICS,
+        "slow": MetricsState.TIMED_OUT,
+        "empty": MetricsState.NOT_METRICS,
+    }
+    async with a_view(address, size) as (app, pilot):
+        await shows(pilot, app.watching.state_line, "in use 42.0%")
+        for mode, state in states.items():
+            server.mode = mode
+            await until(pilot, lambda state=state: state_of(app) is state)
+            await shows(pilot, app.watching.state_line, "in use 42.0%")
+            server.mode = "well"
+            server.enough.set()
+            await until(pilot, lambda: state_of(app) is MetricsState.OK)
+            server.enough.clear()
+        server.lines = a_v1_text(usage="NaN")
+        await shows(pilot, app.watching.state_line, "in use –")
+        server.lines = [line.replace("} 1000", "} 10").replace("} 200", "} 2") for line in a_v1_text(usage="0.1")]
+        await shows(pilot, app.watching.state_line, "in use 10.0%")
+        server.lines = [*a_v1_text(usage="0.9"), *a_v1_text(engine="1", usage="0.1")]
+        await shows(pilot, app.watching.state_line, "in use 50.0%")
+        server.lines = a_v1_text(usage="0.42", new_names=False, num_blocks="100")
+        await shows(pilot, app.watching.state_line, "in use 42.0%")
+        rates = app.watching.model.trends.columns(500, 10**9).output_per_s
+        assert all(rate is None or 0 <= rate < 10_000 for rate in rates), "no counter that stepped shows up as speed"

@@ -20,13 +20,13 @@ from kvengine.telemetry.schema import ControlState
 from kvtop.app import KvtopApp
 from kvtop.config import UserConfig
 from kvtop.palette import LIGHT
+from kvtop.screen_svg import draw_screen
 from kvtop.screen_text import strips_of
 from kvtop.sources.base import Source
 from kvtop.sources.recording import RecordingSource
 from kvtop.view_model import Phase
 from tests.foreign_servers import a_v1_text
 from tests.tui.conftest import until
-from tests.tui.screen_svg import draw_screen
 from tests.tui.still_sources import StillServer, an_engine, cache_events
 from tests.watched_engine import record_a_run
 

@@ -1,3 +1,5 @@
+from msgspec import structs
+
 from kvengine.telemetry.history import Event, EventKind
 from kvengine.telemetry.state import StreamState
 from kvtop.view_model import Phase, SourceStatus, ViewModel
@@ -87,3 +89,11 @@ def test_a_selected_request_that_has_finished_is_no_longer_selected():
     assert model.selected is not None
     model.selected_id = "gone"
     assert model.selected is None
+
+
+def test_a_recording_of_an_engine_that_was_steered_obeys_nothing():
+    facts = structs.replace(a_model().facts, accepts=["pause", "resize"])
+    live, recording = (ViewModel(source_name="x", is_recording=is_recording) for is_recording in (False, True))
+    live.facts = recording.facts = facts
+    assert live.accepts("resize")
+    assert not recording.accepts("resize")

@@ -1,4 +1,4 @@
-"""A terminal screen as a small SVG file whose lines can be compared: rectangles for backgrounds, texts for runs."""
+"""A screen as a small SVG file whose lines can be compared: a rectangle a background, a text a run of one style."""
 
 from collections.abc import Sequence
 from html import escape
@@ -8,7 +8,8 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-COLUMN, LINE = 8.4, 18
+FONT, COLUMN, LINE, BASELINE = 15, 9, 17, 14
+"""Pixels. Blocks of DejaVu Sans Mono at this size reach from line to line."""
 BACKGROUND, FOREGROUND = "#10141b", "#c8d0dc"
 
 
@@ -18,7 +19,7 @@ def draw_screen(strips: Sequence[Strip]) -> str:
     width, height = columns * COLUMN, lines * LINE
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        'font-family="DejaVu Sans Mono, monospace" font-size="14" xml:space="preserve">',
+        f'font-family="DejaVu Sans Mono, monospace" font-size="{FONT}" xml:space="preserve">',
         f'<rect width="{width:g}" height="{height:g}" fill="{BACKGROUND}"/>',
     ]
     for y, strip in enumerate(strips):
@@ -40,7 +41,7 @@ def _draw_line(segments: Sequence[Segment], y: int) -> list[str]:
             start = x + len(text) - len(text.lstrip(" "))
             bold = ' font-weight="bold"' if weight else ""
             texts.append(
-                f'<text x="{start * COLUMN:g}" y="{y * LINE + 14}" textLength="{len(shown) * COLUMN:g}" '
+                f'<text x="{start * COLUMN:g}" y="{y * LINE + BASELINE}" textLength="{len(shown) * COLUMN:g}" '
                 f'fill="{colour}"{bold}>{escape(shown, quote=False)}</text>'
             )
         x += len(text)
