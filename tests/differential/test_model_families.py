@@ -24,7 +24,7 @@ from tests.builders import a_request
 from tests.differential.model_families import FAMILIES, next_token_logits, save
 
 MAX_ERROR = 1e-4
-"""Largest difference of a logit allowed, in float32: 1.8e-5 was the largest measured, of logits that reach 5 to 7."""
+"""Largest difference of a logit allowed, in float32: 3.2e-5 was the largest measured, of logits that reach 5 to 9."""
 STEPS = 8
 """Tokens decoded behind each prompt."""
 # Longer than twice the window of 9; the first two share a prefix of 20.
