@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kvengine.allocators.kinds import AllocatorKind
+from kvengine.allocators.kinds import AllocatorKind, keeps_every_token
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
 from kvengine.spec import KVCacheSpec
@@ -195,11 +195,15 @@ def plan_engine(point: Point, model: RunModel, budget: MemoryBudget | None = Non
         budget: Of the card that sizes the pool; None where the profile says its size.
 
     Raises:
-        ConfigError: `max_model_len` is more than the model allows, or the pool has too many blocks to keep book of.
+        ConfigError: `max_model_len` is more than the model allows, the allocator cannot keep its layers, or the pool
+            has too many blocks to keep book of.
     """
     profile, max_model_len = point.profile, _max_model_len(point, model)
     block_size = _block_size(profile)
     layout = model.layout(dtype=profile.kv_cache_dtype, block_size=block_size, tensor_parallel=profile.tensor_parallel)
+    if profile.allocator is not AllocatorKind.PAGED and not keeps_every_token(layout.groups):
+        message = f"{profile.allocator} takes full attention in every layer, and {model.name} has other layers too"
+        raise ConfigError(message, where=f"{point.where}: allocator")
     capacity = fill_pool(
         layout.layout,
         EngineKind.VLLM,

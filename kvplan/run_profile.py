@@ -252,10 +252,9 @@ def _check_pressure(profile: RunProfile, workload: Workload, *, where: str) -> N
     if profile.allocator is AllocatorKind.PAGED:
         return
     usual = RunProfile()
-    keys = ["eviction_policy", "preemption"]
-    if profile.allocator is AllocatorKind.TOKEN_LEVEL:
-        keys += ["victim_policy", "misfits", "max_waiting"]
-    for key in keys:
+    is_token_level = profile.allocator is AllocatorKind.TOKEN_LEVEL
+    keys = ("victim_policy", "misfits", "max_waiting") if is_token_level else ("eviction_policy",)
+    for key in ("preemption", *keys):
         if getattr(profile, key) != getattr(usual, key):
             message = f"allocator {profile.allocator} has no such thing, got {getattr(profile, key)}"
             raise ConfigError(message, where=f"{where}: {key}")

@@ -80,6 +80,23 @@ def test_a_run_over_each_allocator_leaves_a_recording_that_says_so(
         (("allocator=budy",), 2, "budy"),
         (("page_size=4",), 2, "page_size: only allocator token_level has it, got 4 with paged"),
         (("allocator=token_level", "watermark=0.1"), 2, "watermark: allocator token_level has SGLang's scheduler"),
+        (
+            ("allocator=buddy", "model=gemma-3-1b"),
+            2,
+            "allocator: buddy takes full attention in every layer, and gemma-3-1b",
+        ),
+        (
+            ("allocator=token_level", "model=gemma-3-1b"),
+            2,
+            "allocator: token_level takes full attention in every layer",
+        ),
+        (
+            ("allocator=token_level", "victim_policy=priority"),
+            2,
+            "victim_policy: allocator token_level has no such thing",
+        ),
+        (("allocator=buddy", "eviction_policy=lfu"), 2, "eviction_policy: allocator buddy has no such thing"),
+        (("allocator=token_level", "eviction_policy=lfu"), 0, ""),
         # 480 slots less slot 0 hold no slab of 600.
         (("allocator=contiguous", "max_model_len=600"), 1, "given 600 consecutive slots"),
     ],

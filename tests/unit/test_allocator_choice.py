@@ -55,6 +55,7 @@ def test_limits_are_said_in_the_words_of_the_radix_scheduler() -> None:
         ("victim_policy", an_engine_config(limits=SchedulerConfig(victim_policy=VictimPolicy.LAST_ARRIVED))),
         ("preemption", replace(an_engine_config(num_host_blocks=4), preemption=PreemptionMode.SWAP)),
         ("groups", an_engine_config(groups=[FullAttention(block_size=4), SlidingWindow(block_size=4, window=8)])),
+        ("groups", an_engine_config(groups=[SlidingWindow(block_size=4, window=8)])),
         ("context_parallel_size", an_engine_config(context_parallel_size=2)),
     ],
 )

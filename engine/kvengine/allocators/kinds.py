@@ -1,8 +1,10 @@
 """The allocators by name, and the tables that each needs on the device."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from kvengine.config import EngineConfig
+from kvengine.kv_groups.kinds import FullAttention, GroupKind
 from kvengine.units import cdiv
 
 _INDEX_ENTRY_BYTES = 4
@@ -25,6 +27,11 @@ class AllocatorKind(StrEnum):
     def is_reserving(self) -> bool:
         """Whether a request is given all that it may need at once, and shares nothing."""
         return self in (AllocatorKind.CONTIGUOUS, AllocatorKind.BUDDY)
+
+
+def keeps_every_token(groups: Sequence[GroupKind]) -> bool:
+    """Whether all layers share one block table and forget nothing, as allocators other than paged need."""
+    return len(groups) <= 1 and all(isinstance(group, FullAttention) for group in groups)
 
 
 def index_table_bytes(allocator: AllocatorKind, config: EngineConfig) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from kvengine.allocators.extents import Extent, ExtentPool
+from kvengine.allocators.kinds import keeps_every_token
 from kvengine.allocators.memory_use import MemoryUse
 from kvengine.block_pool import BlockId
 from kvengine.config import EngineConfig
@@ -12,7 +13,6 @@ from kvengine.feasibility import max_num_tokens
 from kvengine.kv_cache_manager import CacheEntry, NewBlocks
 from kvengine.kv_groups.agreement import PrefixHit
 from kvengine.kv_groups.group import NEVER
-from kvengine.kv_groups.kinds import FullAttention
 from kvengine.kv_groups.sizes import GroupSizes, group_sizes
 from kvengine.request import Request, RequestId
 
@@ -60,11 +60,8 @@ class ReservingManager:
 
     def __init__(self, config: EngineConfig, pool: ExtentPool) -> None:
         self._sizes = group_sizes(config)
-        match self._sizes.groups:
-            case (FullAttention(),) if self._sizes.block_sizes == (1,):
-                pass
-            case _:
-                raise ConfigError("reserving allocators take one group of full attention in blocks of one token")
+        if not keeps_every_token(self._sizes.groups) or self._sizes.block_sizes != (1,):
+            raise ConfigError("reserving allocators take one group of full attention in blocks of one token")
         self._config = config
         self._pool = pool
         self._held: dict[RequestId, Reservation] = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from kvengine.allocators.buddy import BuddyPool
 from kvengine.allocators.extents import ExtentPool, SlabPool
-from kvengine.allocators.kinds import AllocatorKind
+from kvengine.allocators.kinds import AllocatorKind, keeps_every_token
 from kvengine.allocators.protocol import EngineScheduler
 from kvengine.allocators.reserving import ReservingManager
 from kvengine.config import EngineConfig, PreemptionMode, SchedulingPolicy
@@ -55,7 +55,7 @@ def radix_config(config: EngineConfig, *, order: QueueOrder = QueueOrder.FCFS) -
         ("num_lookahead_tokens", limits.num_lookahead_tokens > 0),
         ("victim_policy", limits.victim_policy is not None),
         ("preemption", config.preemption is not PreemptionMode.RECOMPUTE),
-        ("groups", len(config.kv_groups) > 1),
+        ("groups", not keeps_every_token(config.groups)),
         ("context_parallel_size", config.context_parallel_size > 1),
     ):
         if is_set:
