@@ -145,6 +145,7 @@ class KVCacheManager:
         """Where all slots are, given each running request's tokens in the cache; of several groups by the first one."""
         return paged_use(
             ((self._held[request_id].block_ids, num_tokens) for request_id, num_tokens in running),
+            pinned=[(transfer.tables[0], transfer.num_tokens) for transfer in self._pins.live.values()],
             pool=self._pool,
             block_size=self._sizes.block_sizes[0],
             num_cached=len(self._cache),

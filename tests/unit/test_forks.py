@@ -397,3 +397,16 @@ def test_a_stalled_engine_says_what_transfers_keep() -> None:
     engine.add_request(a_request("b", prompt="uvwxyz", max_tokens=2))
     with pytest.raises(Exception, match="2 are pinned by transfers"):
         engine.run_until_done()
+
+
+def test_what_only_a_transfer_holds_is_counted_as_far_as_it_is_filled() -> None:
+    run = Run(an_engine_config(), a_request("a", prompt="abcdef", max_tokens=9))
+    run.step()
+    run.scheduler.pin(A)
+    kv_cache = run.scheduler.kv_cache
+    before = kv_cache.memory_use([(A, 6)])
+    # Two blocks of four hold 6 tokens, whether the request or a transfer or both hold them.
+    assert (before.used, before.internal) == (6, 2)
+    run.scheduler.abort_request(A)
+    after = kv_cache.memory_use([])
+    assert (after.used, after.internal, after.total) == (6, 2, 8 * 4)

@@ -11,7 +11,12 @@ CACHE_ENTRY_BYTES = 36
 
 
 def paged_use(
-    tables: Iterable[tuple[Sequence[BlockId], int]], *, pool: BlockPool, block_size: int, num_cached: int
+    tables: Iterable[tuple[Sequence[BlockId], int]],
+    *,
+    pinned: Sequence[tuple[Sequence[BlockId], int]] = (),
+    pool: BlockPool,
+    block_size: int,
+    num_cached: int,
 ) -> MemoryUse:
     """Where all slots of a block pool are.
 
@@ -19,6 +24,7 @@ def paged_use(
 
     Args:
         tables: The block table of every running request, and its tokens in the cache.
+        pinned: Block table and tokens of every transfer, which keeps them when their request is gone.
         pool: The blocks.
         block_size: Tokens of each.
         num_cached: Entries of the prefix cache.
@@ -26,7 +32,8 @@ def paged_use(
     held = [(block_ids[-1], len(block_ids), num_tokens) for block_ids, num_tokens in tables if block_ids]
     num_entries = sum([num_blocks for _, num_blocks, _ in held])
     internal = num_entries * block_size - sum([num_tokens for _, _, num_tokens in held])
-    if len({last for last, _, _ in held}) < len(held):
+    held += [(block_ids[-1], len(block_ids), num_tokens) for block_ids, num_tokens in pinned if block_ids]
+    if pinned or len({last for last, _, _ in held}) < len(held):
         unused_by_block: dict[int, int] = {}
         for last, num_blocks, num_tokens in held:
             unused = num_blocks * block_size - num_tokens
