@@ -381,7 +381,8 @@ def _block_sizes(document: dict[str, Any]) -> "RenderableType":
     asked = workload["requests_together"] is not None
     has_prefix = bool(workload["shared_prefix"] or workload["shareable_tokens_sum"])
     columns = ["> tokens", "> blocks", "> requests", "> slots taken", "> wasted", "> each", "> share", "> tables"]
-    table = _table(*columns, *(["> prefix hit"] if has_prefix else []), *(["> fit"] if asked else []))
+    hits = "> hits of all" if workload["kind"] == "workload" else "> prefix hit"
+    table = _table(*columns, *([hits] if has_prefix else []), *(["> fit"] if asked else []))
     for row in document["block_sizes"]:
         each = row["tail_waste_tokens_mean"]
         cells = [
