@@ -68,10 +68,13 @@ class WatchedEngine:
         block_size: int = 4,
         limits: SchedulerConfig | None = None,
         groups: tuple[GroupKind, ...] = (),
+        num_host_blocks: int = 0,
         allocator: AllocatorKind = AllocatorKind.PAGED,
         publisher: Callable[[Hello, VirtualClock], TelemetryPublisher] | None = None,
     ) -> None:
-        config = an_engine_config(num_blocks=num_blocks, block_size=block_size, limits=limits)
+        config = an_engine_config(
+            num_blocks=num_blocks, block_size=block_size, limits=limits, num_host_blocks=num_host_blocks
+        )
         config = replace(config, groups=groups)
         self.clock = VirtualClock()
         self.facts = engine_facts(config, model="tiny", simulated=True, allocator=allocator)

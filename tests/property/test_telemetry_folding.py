@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.protocol import EngineScheduler
 from kvengine.block_ledger import BlockLedger
-from kvengine.block_pool import BlockId
+from kvengine.block_pool import BlockId, BlockPool
 from kvengine.config import SchedulerConfig, SchedulingPolicy
 from kvengine.kv_cache_manager import KVCacheManager
 from kvengine.kv_groups.kinds import FullAttention, GroupKind, LinearState, SlidingWindow, StateMode
 from kvengine.request import Request, RequestId, RequestStatus
+from kvengine.scheduler import Scheduler
 from kvengine.telemetry.schema import REF_COUNT_SHIFT, BlockFlag, End, Hello, Status, block_code
 from kvengine.telemetry.state import StepSnapshot, StreamState, block_states
 from kvtop.pool import Pool
@@ -45,6 +46,24 @@ class Pin:
 
 @dataclass(frozen=True)
 class Unpin:
+    number: int
+
+
+@dataclass(frozen=True)
+class Preempt:
+    number: int
+
+
+@dataclass(frozen=True)
+class Resize:
+    share: float
+    by_force: bool
+
+
+@dataclass(frozen=True)
+class Expire:
+    """A request's deadline is now."""
+
     number: int
 
 
@@ -85,6 +104,9 @@ OTHERS = (
 ACTIONS = st.one_of(adds(1), *OTHERS)
 SHARING = st.one_of(
     adds(1, 1, 1, 3),
+    st.builds(Preempt, number=st.integers(0, 5)),
+    st.builds(Resize, share=st.floats(0.1, 1), by_force=st.booleans()),
+    st.builds(Expire, number=st.integers(0, 5)),
     *OTHERS,
     st.builds(Fork, number=st.integers(0, 5), last_token=st.sampled_from([None, 97])),
     st.builds(Pin, number=st.integers(0, 5)),
@@ -141,12 +163,15 @@ def assert_is_state_of(snapshot: StepSnapshot, scheduler: EngineScheduler, num_s
     cached = [pool.is_cached(BlockId(block)) for block in range(pool.num_blocks)]
     pinned = scheduler.kv_cache.pinned_blocks if isinstance(scheduler.kv_cache, KVCacheManager) else ()
     codes = [
-        block_code(count, BlockFlag.CACHED * flag | BlockFlag.PINNED * (block in pinned))
+        BlockFlag.NULL
+        if isinstance(pool, BlockPool) and pool.is_withheld(BlockId(block))
+        else block_code(count, BlockFlag.CACHED * flag | BlockFlag.PINNED * (block in pinned))
         for block, (count, flag) in enumerate(zip(ref_counts, cached, strict=True))
     ]
     assert snapshot.blocks.codes.tolist() == [BlockFlag.NULL, *codes[1:]]
 
-    pairs = list(zip(ref_counts[1:], cached[1:], strict=True))
+    usable = [block for block in range(1, pool.num_blocks) if codes[block] != BlockFlag.NULL]
+    pairs = [(ref_counts[block], cached[block]) for block in usable]
     totals = snapshot.totals
     assert totals.free == sum(count == 0 and not flag for count, flag in pairs)
     assert totals.cached_free == sum(count == 0 and flag for count, flag in pairs)
@@ -200,6 +225,23 @@ def share(watched: WatchedEngine, request: Request, action: Fork | Pin, number: 
     watched.engine.fork(request.request_id, [RequestId(f"r{number}")], tokens)
 
 
+def press(watched: WatchedEngine, action: Preempt | Resize | Expire) -> None:
+    """Take something away."""
+    scheduler = watched.scheduler
+    assert isinstance(scheduler, Scheduler)
+    if isinstance(action, Resize):
+        most = scheduler.kv_cache.pool.num_blocks - 1
+        scheduler.resize_pool(max(1, int(action.share * most)), preempt=action.by_force)
+    elif isinstance(action, Preempt) and scheduler.running:
+        watched.engine.preempt(scheduler.running[action.number % len(scheduler.running)].request_id)
+    elif isinstance(action, Expire):
+        live = [*scheduler.running, *scheduler.waiting]
+        if live:
+            request = live[action.number % len(live)]
+            request.deadline_s = watched.clock.now_s()
+            watched.engine._deadlines.add(request)
+
+
 def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) -> bool:
     """Do one thing; whether the stream was spoken to."""
     if isinstance(action, Add):
@@ -214,6 +256,8 @@ def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) 
         running = watched.scheduler.running
         if running and len(running) < 8:
             share(watched, running[action.number % len(running)], action, number)
+    elif isinstance(action, Preempt | Resize | Expire):
+        press(watched, action)
     elif isinstance(action, Unpin):
         assert isinstance(watched.scheduler.kv_cache, KVCacheManager)
         handles = list(watched.scheduler.kv_cache.transfers)
@@ -240,14 +284,19 @@ def act(watched: WatchedEngine, late: FoldingSink, action: object, number: int) 
         policy=st.sampled_from(SchedulingPolicy),
     ),
     groups=st.sampled_from(GROUPS),
+    num_host_blocks=st.sampled_from([0, 0, 2, 20]),
     watched_from_start=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_folding_snapshots_and_deltas_gives_the_engines_own_state(actions, limits, groups, watched_from_start):
+def test_folding_snapshots_and_deltas_gives_the_engines_own_state(
+    actions, limits, groups, num_host_blocks, watched_from_start
+):
     num_blocks = 9 if len(groups) < 2 else 25
     late = FoldingSink(WatchedEngine(groups=groups, num_blocks=num_blocks).facts, is_listening=False)
     steady = FoldingSink(late.state.facts, is_listening=watched_from_start)
-    watched = WatchedEngine(late, steady, limits=limits, groups=groups, num_blocks=num_blocks)
+    watched = WatchedEngine(
+        late, steady, limits=limits, groups=groups, num_blocks=num_blocks, num_host_blocks=num_host_blocks
+    )
     for number, action in enumerate([*actions, Steps(1)]):
         if act(watched, late, action, number):
             for viewer in (late, steady):
