@@ -13,7 +13,6 @@ from textual.screen import Screen
 from kvengine.errors import KVError
 from kvengine.telemetry.engine_list import EngineList
 from kvengine.telemetry.reader import Attachment
-from kvtop.actions import all_actions
 from kvtop.config import UserConfig, config_path, load_config
 from kvtop.following import FollowEngines
 from kvtop.palette import DARK_VARIABLES
@@ -178,4 +177,10 @@ def user_config() -> UserConfig:
     Raises:
         ConfigError: The file names something that is not there.
     """
-    return load_config(config_path(), all_actions(KvtopApp.BINDINGS))
+
+    def actions() -> dict[str, Binding]:
+        from kvtop.actions import all_actions
+
+        return all_actions(KvtopApp.BINDINGS)
+
+    return load_config(config_path(), actions)

@@ -14,8 +14,7 @@ used = "#4f8ef7"
 
 import os
 import re
-import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,7 +25,6 @@ from textual.keys import Keys, _character_to_key
 from textual.theme import Theme
 
 from kvengine.errors import ConfigError
-from kvtop.actions import first_clash
 from kvtop.palette import DARK, LIGHT
 
 BASES = {"dark": DARK, "light": LIGHT}
@@ -53,12 +51,12 @@ def config_path() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".config") / "kvtop" / "config.toml"
 
 
-def load_config(path: Path, actions: Mapping[str, Binding]) -> UserConfig:
-    """Read the file; without one all is as it comes.
+def load_config(path: Path, actions: Callable[[], Mapping[str, Binding]]) -> UserConfig:
+    """Read the file; without one all is as it comes, and nothing is loaded for it.
 
     Args:
         path: The file.
-        actions: Every action that can be given a key, by name.
+        actions: Gives every action that can be given a key, by name.
 
     Raises:
         ConfigError: It cannot be read, or names something that is not there.
@@ -69,11 +67,13 @@ def load_config(path: Path, actions: Mapping[str, Binding]) -> UserConfig:
         return UserConfig()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from error
+    import tomllib
+
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML ({error})") from error
-    return _Reader(path, actions).read(document)
+    return _Reader(path, actions()).read(document)
 
 
 class _Reader:
@@ -101,6 +101,8 @@ class _Reader:
             if not isinstance(value, str) or not value.strip():
                 raise self._error(f"keys.{action}: expected a key such as 'o' or 'ctrl+o', got {value!r}")
             keys[action] = ",".join(self._key(action, part.strip()) for part in value.split(","))
+        from kvtop.actions import first_clash
+
         clash = first_clash(self._actions, keys)
         if clash is not None:
             key, action, other = clash

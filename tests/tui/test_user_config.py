@@ -21,7 +21,7 @@ ACTIONS = all_actions(KvtopApp.BINDINGS)
 def read(tmp_path: Path, text: str) -> UserConfig:
     path = tmp_path / "config.toml"
     path.write_text(text)
-    return load_config(path, ACTIONS)
+    return load_config(path, lambda: ACTIONS)
 
 
 def refusal(tmp_path: Path, text: str) -> str:
@@ -31,7 +31,7 @@ def refusal(tmp_path: Path, text: str) -> str:
 
 
 def test_without_a_file_all_is_as_it_comes(tmp_path):
-    assert load_config(tmp_path / "none.toml", ACTIONS) == UserConfig()
+    assert load_config(tmp_path / "none.toml", lambda: ACTIONS) == UserConfig()
 
 
 def test_the_file_lies_where_the_desktop_keeps_such_files(monkeypatch, tmp_path):
