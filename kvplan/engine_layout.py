@@ -43,13 +43,14 @@ class EngineLayout:
         return not others and type(_kind(first)) is FullAttention
 
 
-def engine_layout(layers: Sequence[Layer], dtype: KVDtype, *, where: str) -> EngineLayout:
+def engine_layout(layers: Sequence[Layer], dtype: KVDtype, *, where: str, keeps_all: bool = False) -> EngineLayout:
     """Group layers as vLLM does.
 
     Args:
         layers: Every layer of the model, in order.
         dtype: Element type of the cache.
         where: The model, for messages.
+        keeps_all: Whether tokens behind a window are kept too, as by allocators that know no groups.
 
     Raises:
         ConfigError: Some layers keep something else than tokens, or rows of unequal size.
@@ -61,6 +62,8 @@ def engine_layout(layers: Sequence[Layer], dtype: KVDtype, *, where: str) -> Eng
             " attention and sliding windows are supported",
             where=where,
         )
+    if keeps_all:
+        kept = [layer.kept_in_full() if layer.kind is AttentionKind.SLIDING_WINDOW else layer for layer in kept]
     layout = KVLayout(groups=tuple(group_layers(kept)), rules=LATEST_RULES)
     num_kv_heads, head_dim, head_dim_v, _ = kept[0].shape
     spec = KVCacheSpec(

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kvengine.allocators.kinds import AllocatorKind, keeps_every_token
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
 from kvengine.spec import KVCacheSpec
@@ -200,10 +200,12 @@ def plan_engine(point: Point, model: RunModel, budget: MemoryBudget | None = Non
     """
     profile, max_model_len = point.profile, _max_model_len(point, model)
     block_size = _block_size(profile)
-    layout = model.layout(dtype=profile.kv_cache_dtype, block_size=block_size, tensor_parallel=profile.tensor_parallel)
-    if profile.allocator is not AllocatorKind.PAGED and not keeps_every_token(layout.groups):
-        message = f"{profile.allocator} takes full attention in every layer, and {model.name} has other layers too"
-        raise ConfigError(message, where=f"{point.where}: allocator")
+    layout = model.layout(
+        dtype=profile.kv_cache_dtype,
+        block_size=block_size,
+        tensor_parallel=profile.tensor_parallel,
+        keeps_all=profile.allocator is not AllocatorKind.PAGED,
+    )
     capacity = fill_pool(
         layout.layout,
         EngineKind.VLLM,

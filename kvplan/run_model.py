@@ -49,21 +49,22 @@ class RunModel:
     spec: ModelSpec | None = None
     """What planning knows of it, where that has been read already."""
 
-    def layout(self, *, dtype: KVDtype, block_size: int, tensor_parallel: int) -> EngineLayout:
-        """Groups and geometry of the model's KV cache on one GPU.
+    def layout(self, *, dtype: KVDtype, block_size: int, tensor_parallel: int, keeps_all: bool = False) -> EngineLayout:
+        """Groups and geometry of the model's KV cache on one GPU; see `engine_layout`.
 
         Raises:
             ConfigError: The model does not divide over so many GPUs, or is of a kind that has no live pool.
         """
         if isinstance(self.geometry, ModelSpec):
             layers = spec_layers(self.geometry, dtype, block_size, tensor_parallel=tensor_parallel)
-            return engine_layout(layers, dtype, where=self.name)
+            return engine_layout(layers, dtype, where=self.name, keeps_all=keeps_all)
         if tensor_parallel > 1:
             raise ConfigError(
                 f"{self.name} is run on one device; tensor_parallel {tensor_parallel} can only be simulated",
                 hint="target: simulated, with a model profile",
             )
-        return engine_layout(decoder_layers(self.geometry, dtype, block_size), dtype, where=self.name)
+        layers = decoder_layers(self.geometry, dtype, block_size)
+        return engine_layout(layers, dtype, where=self.name, keeps_all=keeps_all)
 
     def weight_bytes(self, dtype: KVDtype) -> int | None:
         """Bytes of all weights in a type, from the make-up of the model; None where its parameters are not known.

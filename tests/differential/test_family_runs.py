@@ -66,6 +66,25 @@ def test_blocks_steps_and_preemptions_are_those_of_the_plan(family: str, tmp_pat
     assert result.measured.kv_cache_bytes == num_blocks * prepared.config.kv_cache.block_bytes
 
 
+@pytest.mark.parametrize("allocator", ["contiguous", "buddy", "token_level"])
+def test_allocators_without_groups_run_models_with_windows(allocator: str, tmp_path: Path) -> None:
+    keys = ("num_blocks: 60", "max_num_batched_tokens: 48", "max_model_len: 64", f"allocator: {allocator}")
+    _, result = run_family("Gemma 3", tmp_path, *keys)
+
+    assert result.outcome == "finished"
+    assert counted(result.measured) == counted(result.planned)
+
+
+def test_requests_are_swapped_out_and_in_with_the_blocks_of_all_their_groups(tmp_path: Path) -> None:
+    keys = ("num_blocks: 60", "max_num_batched_tokens: 48", "preemption: swap", "swap_space: 1MiB")
+    _, result = run_family("Gemma 2", tmp_path, *keys)
+
+    assert result.outcome == "finished"
+    assert result.measured is not None
+    assert result.measured.preemptions
+    assert counted(result.measured) == counted(result.planned)
+
+
 def test_a_pool_in_bytes_becomes_the_planners_blocks(tmp_path: Path) -> None:
     prepared, result = run_family("Gemma 3", tmp_path, "available_kv: 100KiB", "max_num_batched_tokens: 48")
 

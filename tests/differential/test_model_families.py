@@ -1,6 +1,7 @@
 """Every family of models in the engine, paged, chunked and batched, against transformers on the same weights."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="needs transformers, the reference of these tests")
 
 from kvengine.attention.select import BackendName
-from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.config import EngineConfig, PreemptionMode, SchedulerConfig
 from kvengine.model_config.parameters import num_parameters
 from kvengine.models.decoder import Decoder
 from kvengine.request import Request
@@ -89,9 +90,12 @@ def forced_run(
     return requests, logits
 
 
-def largest_error(pair: tuple[Decoder, Any], config: EngineConfig, *, backend: BackendName = "auto") -> float:
+def largest_error(
+    pair: tuple[Decoder, Any], config: EngineConfig, *, backend: BackendName = "auto", preempts: bool = False
+) -> float:
     model, reference = pair
     requests, logits = forced_run(model, config, PROMPTS, backend)
+    assert any(request.num_preemptions for request in requests) == preempts
     errors = []
     for request in requests:
         known = next_token_logits(reference, request.all_token_ids)[request.num_prompt_tokens - 1 : -1]
@@ -132,12 +136,19 @@ def test_logits_are_those_of_transformers(
     assert largest_error(pair, config, backend=backend) < MAX_ERROR
 
 
-def test_logits_stay_when_requests_are_preempted(pair: tuple[Decoder, Any]) -> None:
+@pytest.mark.parametrize("mode", PreemptionMode)
+def test_logits_stay_when_requests_are_preempted(pair: tuple[Decoder, Any], mode: PreemptionMode) -> None:
     model, _ = pair
-    num_groups = max(1, len(engine_config(model, block_size=4, budget=16, num_blocks=9, caching=True).groups))
+    config = engine_config(model, block_size=4, budget=16, num_blocks=9, caching=True)
     # The longest request takes cdiv(31 + 8 - 1, 4) = 10 blocks a group at most; together they would take 25.
-    config = engine_config(model, block_size=4, budget=16, num_blocks=1 + 13 * num_groups, caching=True)
-    assert largest_error(pair, config) < MAX_ERROR
+    config = replace(
+        config,
+        num_blocks=1 + 11 * len(config.kv_groups),
+        scheduler=replace(config.scheduler, reserve_full_isl=False),
+        preemption=mode,
+        num_host_blocks=100 if mode is PreemptionMode.SWAP else 0,
+    )
+    assert largest_error(pair, config, preempts=True) < MAX_ERROR
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Gemma 2", "Gemma 3", "DeepSeek-V2-Lite"])

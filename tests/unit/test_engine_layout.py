@@ -63,6 +63,14 @@ def test_windows_in_every_layer_are_one_group() -> None:
     assert layout.spec.block_bytes == 7 * 4 * 2 * 8 * 2 * 2
 
 
+def test_allocators_that_know_no_groups_keep_what_lies_behind_windows() -> None:
+    layers = decoder_layers(config_from_mapping(GEMMA_3, where="test"), KVDtype.BFLOAT16, 4)
+    layout = engine_layout(layers, KVDtype.BFLOAT16, where="test", keeps_all=True)
+
+    assert (layout.groups, layout.group_layers) == ((), ())
+    assert layout.spec.block_bytes == 7 * 4 * 2 * 8 * 2 * 2
+
+
 def test_latent_attention_keeps_one_row_of_rank_and_rotated_key() -> None:
     layout = layout_of(DEEPSEEK)
 
