@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from kvengine.attention.base import ModelAttention
-from kvengine.config import EngineConfig, SchedulerConfig
+from kvengine.config import EngineConfig, PreemptionMode, SchedulerConfig
 from kvengine.kv_groups.kinds import FullAttention, SlidingWindow
 from kvengine.model_config.huggingface import config_from_mapping
 from kvengine.request import Request
@@ -22,7 +22,7 @@ from tests.differential.tiny_llama import a_llama_config, random_llama_weights, 
 
 
 def backend_case(layout: str) -> Case:
-    """A mixed step of two layers, before and after a block is copied and its table edited."""
+    """A mixed step of two layers, before and after a block is copied, and another swapped out and in."""
 
     def run(device: str, dtype: torch.dtype) -> None:
         from kvengine.attention.triton_backend import TritonBackend
@@ -49,19 +49,30 @@ def backend_case(layout: str) -> Case:
 
         for layer in (1, 0):
             assert_close(attend_step(backend, case, num_decodes=2, layer=layer), known, dtype)
+
+        # To the host, away from the device, and back into another block.
+        host, moved = backend.host_cache(3), int(case.block_tables[0, 1])
+        other = next(block for block in range(1, len(case.k_cache)) if block not in used | {free})
+        host.swap_out([(moved, 2)])
+        backend.copy_blocks([(other, moved)])
+        host.swap_in([(2, other)])
+        case.block_tables[0, 1] = other
+        for layer in (1, 0):
+            assert_close(attend_step(backend, case, num_decodes=2, layer=layer), known, dtype)
+        assert host.cache_bytes == 3 * 2 * 2 * 4 * 2 * 8 * dtype.itemsize
         # Blocks, 2 layers, K and V, 4 tokens, 2 heads of 8.
         assert backend.cache_bytes == len(case.k_cache) * 2 * 2 * 4 * 2 * 8 * dtype.itemsize
 
     return each_dtype(run)
 
 
-def engine_case(*, num_blocks: int, preempts: bool) -> Case:
+def engine_case(*, num_blocks: int, preempts: bool, num_host_blocks: int = 0) -> Case:
     """Chunked prefill, prefix hits and decoding; every token must be the plain decoder's choice."""
 
     def run(device: str) -> None:
         config = a_llama_config()
         weights = random_llama_weights(config)
-        requests, backend_name = generate(config, device, num_blocks)
+        requests, backend_name = generate(config, device, num_blocks, num_host_blocks)
 
         assert backend_name == "triton", backend_name
         assert any(request.num_preemptions for request in requests) == preempts
@@ -76,7 +87,9 @@ def engine_case(*, num_blocks: int, preempts: bool) -> Case:
     return run
 
 
-def generate(config: dict[str, object], device: str, num_blocks: int) -> tuple[list[Request], str]:
+def generate(
+    config: dict[str, object], device: str, num_blocks: int, num_host_blocks: int
+) -> tuple[list[Request], str]:
     """Run four requests, two of which share their first two blocks, through scheduler and runner."""
     from kvengine.torch_runner import TorchRunner, load_model
 
@@ -86,6 +99,8 @@ def generate(config: dict[str, object], device: str, num_blocks: int) -> tuple[l
     limits = EngineConfig(
         kv_cache=model.config.kv_cache_spec(KVDtype.FLOAT32, 4),
         num_blocks=num_blocks,
+        preemption=PreemptionMode.SWAP if num_host_blocks else PreemptionMode.RECOMPUTE,
+        num_host_blocks=num_host_blocks,
         scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=10, max_model_len=64),
     )
     scheduler, runner = Scheduler(limits), TorchRunner(model, limits)
@@ -93,9 +108,12 @@ def generate(config: dict[str, object], device: str, num_blocks: int) -> tuple[l
     requests = [a_request(str(index), prompt=prompt, max_tokens=4) for index, prompt in enumerate(prompts)]
     for request in requests:
         scheduler.add_request(request)
+    num_moved_back = 0
     while scheduler.has_unfinished:
         output = scheduler.schedule()
         scheduler.update(output, runner.execute(output))
+        num_moved_back += len(output.moves_in)
+    assert bool(num_moved_back) == bool(num_host_blocks), f"{num_moved_back} blocks moved back from the host"
     return requests, runner.backend_name
 
 
@@ -164,4 +182,5 @@ CASES: dict[str, Case] = {
     "backend: key chunks": backend_case("key_chunks"),
     "engine: a tiny Llama": engine_case(num_blocks=40, preempts=False),
     "engine: a tiny Llama, preempted": engine_case(num_blocks=8, preempts=True),
+    "engine: a tiny Llama, swapped": engine_case(num_blocks=8, preempts=True, num_host_blocks=20),
 }
