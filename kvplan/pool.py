@@ -120,6 +120,7 @@ def cache_form(model: ModelSpec, engine: EngineInputs, *, max_model_len: int) ->
         prefix_caching=caches_prefixes(model, engine),
         hybrid_manager=engine.hybrid_manager,
         speculative_tokens=engine.speculative_tokens,
+        windows_take_a_block=engine.engine is EngineKind.VLLM,
         mamba2_checkpoint=engine.engine is EngineKind.VLLM
         and vllm_rules(engine.version or _LATEST).mamba2_keeps_checkpoint,
         max_model_len=max_model_len,

@@ -40,6 +40,8 @@ class CacheForm:
     speculative_tokens: int = 0
     mamba2_checkpoint: bool = False
     """Whether cached Mamba-2 states have a block for a checkpoint within a prefill."""
+    windows_take_a_block: bool = False
+    """Whether a window that drops nothing is given a block more, as vLLM does."""
     max_model_len: int = 1
 
 
@@ -124,6 +126,7 @@ def _attention(rows: KeptRows, form: CacheForm, block_size: int, *, is_sparse: b
         reach=rows.reach,
         shape=(heads, rows.key_size, rows.value_size, form.kv_dtype.num_bytes),
         tokens_per_row=rows.tokens_per_row,
+        extra_blocks=int(form.windows_take_a_block and rows.has_open_window),
     )
 
 

@@ -160,12 +160,14 @@ def _share_one_table(layers: Sequence[Layer]) -> bool:
     first, distinct = layers[0], [layer for layer, _ in distinct_layers(layers)]
     if isinstance(first, StateLayer):
         return all(isinstance(layer, StateLayer) and layer.page_bytes == first.page_bytes for layer in distinct)
-    family = (first.kind, first.block_size, first.reach if first.kind is not AttentionKind.FULL else 0)
-    return all(
-        isinstance(layer, AttentionLayer)
-        and (layer.kind, layer.block_size, layer.reach if layer.kind is not AttentionKind.FULL else 0) == family
-        for layer in distinct
-    )
+    family = _table_family(first)
+    return all(isinstance(layer, AttentionLayer) and _table_family(layer) == family for layer in distinct)
+
+
+def _table_family(layer: AttentionLayer) -> tuple[AttentionKind, int, int, int]:
+    """What layers must have in common to share a block table, whatever their pages."""
+    reach = layer.reach if layer.kind is not AttentionKind.FULL else 0
+    return layer.kind, layer.block_size, reach, layer.extra_blocks
 
 
 def _with_page(layer: Layer, page_bytes: int) -> Layer:

@@ -44,6 +44,8 @@ class AttentionLayer:
     padded_page_bytes: int | None = None
     tokens_per_row: int = 1
     """Tokens that share one row of `token_bytes` where rows are compressed (DeepSeek-V4)."""
+    extra_blocks: int = 0
+    """Of a layer that keeps everything in a window: the block that windows are given beyond their tokens."""
 
     @property
     def natural_page_bytes(self) -> int:
@@ -69,11 +71,11 @@ class AttentionLayer:
             case AttentionKind.CROSS:
                 return cdiv(bound.max_encoder_tokens, self.block_size)
             case _:
-                return cdiv(length, self.block_size)
+                return cdiv(length, self.block_size) + self.extra_blocks
 
     def kept_in_full(self) -> "AttentionLayer":
         """The same layer when the hybrid manager is off: its window is not used to free blocks."""
-        return replace(self, kind=AttentionKind.FULL, reach=0)
+        return replace(self, kind=AttentionKind.FULL, reach=0, extra_blocks=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

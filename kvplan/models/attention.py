@@ -67,7 +67,12 @@ class Attention:
             return ()
         kind, reach = self._limit(shape)
         rows = KeptRows(
-            kind=kind, num_heads=heads.kv, key_size=heads.key_size, value_size=heads.value_size, reach=reach
+            kind=kind,
+            num_heads=heads.kv,
+            key_size=heads.key_size,
+            value_size=heads.value_size,
+            reach=reach,
+            has_open_window=self.kind is AttentionKind.SLIDING_WINDOW and kind is AttentionKind.FULL,
         )
         return (rows,)
 

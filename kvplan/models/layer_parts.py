@@ -36,6 +36,8 @@ class KeptRows:
     tokens_per_row: int = 1
     """Tokens that are compressed into one row."""
     use: RowUse = RowUse.ATTENTION
+    has_open_window: bool = False
+    """Whether it has a window no shorter than the longest context, which drops nothing and is one all the same."""
     element_bytes: int = 0
     """Of index keys that are kept as they are; 0 for those in fp8 with a scale."""
 

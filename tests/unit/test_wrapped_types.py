@@ -254,3 +254,28 @@ def test_mamba_2_states_have_a_checkpoint_block_from_0_32_on(version: tuple[int,
     # vLLM 0.32 answers 3,640 blocks of 144 tokens, 60.67 such requests: 57 blocks of attention and 3 of states.
     assert (capacity.num_blocks, capacity.block_size) == (3640, 144)
     assert capacity.blocks_per_request == -(-8192 // 144) + state_blocks
+
+
+@pytest.mark.parametrize(("engine", "blocks"), [(EngineKind.VLLM, 257), (EngineKind.PAGED, 256)])
+def test_vllm_gives_a_window_that_drops_nothing_a_block_more(engine: EngineKind, blocks: int) -> None:
+    # Of Phi-3-mini-128k's config.json: a window of 262,144 and 131,072 positions, 32 layers of 32 heads of 96.
+    model = read(
+        {
+            **INNER,
+            "model_type": "phi3",
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "head_dim": 96,
+            "max_position_embeddings": 131_072,
+            "sliding_window": 262_144,
+        }
+    )
+    inputs = EngineInputs(engine=engine, block_size=16, max_model_len=4096)
+    capacity = make_plan(
+        PlanInputs(model=model, memory=MemoryInputs(available_kv_bytes=64 * GIB), engine=inputs)
+    ).capacity
+
+    # vLLM 0.32 answers 10,922 blocks and 42.498 requests.
+    assert capacity.num_blocks == 10_922
+    assert capacity.blocks_per_request == blocks
