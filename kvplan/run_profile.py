@@ -249,9 +249,18 @@ def _check_pressure(profile: RunProfile, workload: Workload, *, where: str) -> N
     if workload.deadline_s is not None and profile.target == "simulated" and not workload.is_timed:
         message = "requests come by steps here, and a step has no length; use deadline_steps"
         raise ConfigError(message, where=f"{where}: workload.deadline_s")
+    usual = RunProfile()
+    if profile.target == "openai":
+        for key in ("deadline_s", "deadline_steps"):
+            if getattr(workload, key) is not None:
+                message = "a server is not told of deadlines; cancel ends requests there"
+                raise ConfigError(message, where=f"{where}: workload.{key}")
+        for key in ("eviction_policy", "preemption", "victim_policy", "misfits", "max_waiting"):
+            if getattr(profile, key) != getattr(usual, key):
+                message = f"a server has its own way, and is started with it, got {getattr(profile, key)}"
+                raise ConfigError(message, where=f"{where}: {key}")
     if profile.allocator is AllocatorKind.PAGED:
         return
-    usual = RunProfile()
     is_token_level = profile.allocator is AllocatorKind.TOKEN_LEVEL
     keys = ("victim_policy", "misfits", "max_waiting") if is_token_level else ("eviction_policy",)
     for key in ("preemption", *keys):

@@ -158,6 +158,14 @@ def test_a_number_beyond_all_measure_in_a_grid_is_bad_input(tmp_path: Path) -> N
         ),
         ("allocator: token_level\nmax_waiting: 3", "max_waiting: allocator token_level has no such thing, got 3"),
         (
+            "target: openai\nserver: {url: 'http://127.0.0.1:1'}\nworkload: {extends: chat, deadline_steps: 3}",
+            "workload.deadline_steps: a server is not told of deadlines; cancel ends requests there",
+        ),
+        (
+            "target: openai\nserver: {url: 'http://127.0.0.1:1'}\neviction_policy: fifo",
+            "eviction_policy: a server has its own way, and is started with it, got fifo",
+        ),
+        (
             "target: simulated\nworkload: {extends: shared-prefix, deadline_s: 3}",
             "workload.deadline_s: requests come by steps here, and a step has no length; use deadline_steps",
         ),

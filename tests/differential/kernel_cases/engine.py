@@ -182,5 +182,5 @@ CASES: dict[str, Case] = {
     "backend: key chunks": backend_case("key_chunks"),
     "engine: a tiny Llama": engine_case(num_blocks=40, preempts=False),
     "engine: a tiny Llama, preempted": engine_case(num_blocks=8, preempts=True),
-    "engine: a tiny Llama, swapped": engine_case(num_blocks=8, preempts=True, num_host_blocks=20),
+    "engine: a tiny Llama, swapped": engine_case(num_blocks=7, preempts=True, num_host_blocks=20),
 }
