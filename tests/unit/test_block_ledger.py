@@ -48,3 +48,19 @@ def test_a_block_that_was_evicted_for_a_request_preempted_in_the_same_step_is_co
     # The preempted request is no longer in the step's list, so nobody says that these were taken.
     pool.free(pool.try_allocate(2))
     assert ledger.take_changes(2, StepBlocks(taken=())) == ([2, 0, 1, 0], [], 2)
+
+
+def test_a_pinned_block_says_so_as_long_as_a_transfer_reads_it():
+    pool, pinned = a_pool(num_blocks=4), set()
+    ledger = BlockLedger(pool, pinned=pinned)
+    taken = pool.try_allocate(2)
+    assert ledger.take_changes(1).codes == [1, 16, 2, 16]
+    pool.share(taken[:1])
+    pinned.update(taken[:1])
+    # Two references, and flag 4; then the request goes, then the transfer.
+    assert ledger.take_changes(2).codes == [1, 2 * 16 + 4]
+    pool.free(taken)
+    assert ledger.take_changes(3).codes == [1, 16 + 4, 2, 0]
+    pinned.clear()
+    pool.free(taken[:1])
+    assert ledger.take_changes(4).codes == [1, 0]
