@@ -6,6 +6,7 @@ from math import inf
 from typing import Protocol
 
 from kvengine.allocators.memory_use import MemoryMeter
+from kvengine.block_pool import BlockPool
 from kvengine.clock import Clock, RealClock, VirtualClock
 from kvengine.control import EngineControl
 from kvengine.engine import Engine, StepResult
@@ -257,10 +258,19 @@ class Driver:
         for request, tokens in [*self._impatient.values()]:
             if request.num_output_tokens >= tokens:
                 self._cancel(request)
-        if self._schedule.next_s is None:
+        if self._schedule.next_s is None and not self._waits_for_a_viewer():
             self._engine.raise_if_stalled()
         if self._progress is not None:
             self._progress.advanced(self._num_finished + self._num_cancelled + self._num_expired + self._num_rejected)
+
+    def _waits_for_a_viewer(self) -> bool:
+        """Whether nothing moves because a viewer has made the pool smaller: it can give blocks back, or leave."""
+        pool = self._engine.kv_cache.pool
+        is_smaller = isinstance(pool, BlockPool) and pool.num_withheld > 0
+        if self._control is None or not is_smaller or not self._engine.is_stalled:
+            return False
+        self._pace.wait_until(self._pace.now_s() + _POLL_EVERY_S)
+        return True
 
     def _note(self, result: StepResult, began_s: float) -> None:
         ended_s = self._pace.now_s()

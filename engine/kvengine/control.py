@@ -104,6 +104,8 @@ class EngineControl:
         self._clock = clock
         self._lets_go = lets_go
         self.num_obeyed = 0
+        self._is_steered = False
+        """Whether a viewer that is attached has changed anything."""
         self._steps_per_s = steps_per_s
         self._has_scenes = has_scenes
         self._is_paused = False
@@ -190,11 +192,13 @@ class EngineControl:
         publisher = self._publisher
         assert publisher is not None, "an engine is steered before it is driven"
         publisher.poll()
-        if self._lets_go and self.num_obeyed and not publisher.is_watched:
+        if self._lets_go and self._is_steered and not publisher.is_watched:
             self._let_go()
         for command, answer in publisher.take_commands():
             refusal = self._carry_out(command)
-            self.num_obeyed += not refusal
+            if not refusal:
+                self.num_obeyed += 1
+                self._is_steered = True
             answer(encode_frame(Reply(is_done=not refusal, text=refusal)))
         state = self._state()
         if state != self._told:
@@ -202,10 +206,11 @@ class EngineControl:
             publisher.tell(encode_frame(state))
 
     def _let_go(self) -> None:
-        self._is_paused, self._steps_left, self._steps_per_s = False, None, 0.0
-        pool = self._publisher.scheduler.kv_cache.pool if self._publisher and self._publisher.scheduler else None
-        if isinstance(pool, BlockPool) and (pool.num_withheld or pool.num_to_withhold):
-            pool.withhold(0)
+        self._is_steered = self._is_paused = False
+        self._steps_left, self._steps_per_s = None, 0.0
+        scheduler = self._publisher.scheduler if self._publisher is not None else None
+        if isinstance(scheduler, Scheduler) and isinstance(scheduler.kv_cache.pool, BlockPool):
+            scheduler.resize_pool(scheduler.kv_cache.pool.num_blocks - 1)
 
     def _carry_out(self, command: Command) -> str:
         """Do one thing; an empty text, or why it cannot be done."""

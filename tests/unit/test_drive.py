@@ -12,6 +12,7 @@ from kvengine.control import EngineControl
 from kvengine.engine import Engine
 from kvengine.observer import TelemetryPublisher, engine_facts
 from kvengine.runner import SyntheticRunner
+from kvengine.scheduler import Scheduler
 from kvengine.telemetry.commands import AbortRequest, Command, Pause, ResizePool
 from kvengine.telemetry.reader import Attachment
 from kvengine.telemetry.schema import Reply
@@ -195,6 +196,26 @@ def test_a_viewer_steers_a_run_and_when_it_leaves_the_run_goes_on(tmp_path: Path
     # The other request's 1,500 steps would take eight seconds at the speed that was left behind.
     assert driven == [Driven(num_finished=1, num_cancelled=1, out_of_time=False)]
     assert control.num_obeyed == 3
+
+
+def test_a_run_whose_pool_a_viewer_has_made_too_small_waits_for_the_blocks() -> None:
+    clock, config = RealClock(), an_engine_config(num_blocks=9)
+    control, publisher = EngineControl(clock=clock), TelemetryPublisher([], clock=clock)
+    scheduler = Scheduler(config)
+    engine = Engine(config, SyntheticRunner(), clock=clock, publisher=publisher, scheduler=scheduler)
+    control.steer(engine, publisher)
+    scheduler.resize_pool(1)
+    specs = specs_of(synthetic={"requests": 1, "prompt_tokens": 8}, max_tokens=2)
+    driver = Driver(engine, Schedule(specs), pace=RealPace(clock), control=control)
+    thread = Thread(target=driver.run)
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    assert engine.is_stalled
+    scheduler.resize_pool(8)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert engine.stats.finished == 1
 
 
 def ask(viewer: Attachment, command: Command) -> Reply:
