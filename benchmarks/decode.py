@@ -189,7 +189,7 @@ class ContiguousSide:
             host_query_start_loc=starts.numpy(),
             host_context_lens=contexts.numpy(),
             sampled_tokens=(starts[1:] - 1).long(),
-            sampled_requests=(),
+            sampled_rows=(),
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +31,28 @@ class GroupBatch:
     is not to be read."""
 
 
+class SampledRow(NamedTuple):
+    """A place of a sequence from which the token behind it is chosen."""
+
+    request_id: RequestId
+    request: Request
+    """It, or with the first token of parallel sampling the one that it parts from."""
+    sample_index: int = 0
+    """Its number among those that part there; 0 for the request itself."""
+    num_drafts_before: int = 0
+    """Drafts of the request that stand before the token to be chosen."""
+
+    @property
+    def output_index(self) -> int:
+        """Number of the token to be chosen, from 0, among the output tokens."""
+        return self.request.num_output_tokens + self.num_drafts_before
+
+    @property
+    def known_token_ids(self) -> list[int]:
+        """All tokens before the one to be chosen."""
+        return [*self.request.all_token_ids, *self.request.draft_token_ids[: self.num_drafts_before]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
     """One step, tokens packed back to back; requests with a single token come first, then the longer chunks.
@@ -54,10 +77,15 @@ class ForwardBatch:
     host_context_lens: NDArray[np.int32]
     """`context_lens` on the host, for planning."""
     sampled_tokens: Tensor
-    """[num_sampled], int64, the token whose logits give each of `sampled_requests` its next one; the same one several
+    """[num_sampled], int64, the token whose logits give each of `sampled_rows` its next one; the same one several
     times with the first token of parallel sampling."""
-    sampled_requests: tuple[RequestId, ...]
-    """Whose they are."""
+    sampled_rows: tuple[SampledRow, ...]
+    """Whose they are; those of a request stand together."""
+
+    @property
+    def sampled_requests(self) -> tuple[RequestId, ...]:
+        """The request of each of `sampled_rows`."""
+        return tuple(row.request_id for row in self.sampled_rows)
 
     @property
     def num_tokens(self) -> int:
@@ -113,7 +141,7 @@ class BatchBuilder:
             )
             for index, array in enumerate(self._tables)
         )
-        samples = [(row, request_id) for row, item in enumerate(items) for request_id in item.sampled_ids]
+        places, sampled_rows = _sampled_rows(items, ends)
         return ForwardBatch(
             num_decodes=int(np.count_nonzero(counts == 1)),
             token_ids=self._tensor(_token_ids(items)),
@@ -123,8 +151,8 @@ class BatchBuilder:
             context_lens=self._tensor(context_lens),
             host_query_start_loc=query_start_loc,
             host_context_lens=context_lens,
-            sampled_tokens=self._tensor(ends[[row for row, _ in samples]] - 1),
-            sampled_requests=tuple(request_id for _, request_id in samples),
+            sampled_tokens=self._tensor(np.array(places, dtype=np.int64)),
+            sampled_rows=tuple(sampled_rows),
         )
 
     def _update_rows(
@@ -166,6 +194,31 @@ class BatchBuilder:
         return torch.from_numpy(array).to(self._device)
 
 
+def _sampled_rows(items: Sequence[ScheduledRequest], ends: NDArray[np.int64]) -> tuple[list[int], list[SampledRow]]:
+    """From which tokens of the batch the next ones are chosen, and whose they are.
+
+    A request with drafts has its next token chosen behind the last known one and behind each draft.
+    """
+    places: list[int] = []
+    rows: list[SampledRow] = []
+    for item, end in zip(items, ends.tolist(), strict=True):
+        num_drafts = item.num_drafts if item.request.draft_token_ids else 0
+        if num_drafts:
+            places += range(end - 1 - num_drafts, end)
+            request_id = item.request.request_id
+            rows += [SampledRow(request_id, item.request, 0, before) for before in range(num_drafts + 1)]
+        else:
+            for index, request_id in enumerate(item.sampled_ids):
+                places.append(end - 1)
+                rows.append(SampledRow(request_id, item.request, index))
+    return places, rows
+
+
 def _token_ids(items: Sequence[ScheduledRequest]) -> NDArray[np.int64]:
-    parts = (item.request.all_token_ids[item.start : item.start + item.num_tokens] for item in items)
-    return np.fromiter(chain.from_iterable(parts), dtype=np.int64)
+    return np.fromiter(chain.from_iterable(map(_computed_token_ids, items)), dtype=np.int64)
+
+
+def _computed_token_ids(item: ScheduledRequest) -> list[int]:
+    request = item.request
+    known = request.all_token_ids[item.start : item.start + item.num_tokens]
+    return [*known, *request.draft_token_ids[: item.num_drafts]] if request.draft_token_ids else known

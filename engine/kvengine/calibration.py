@@ -57,7 +57,7 @@ def _one_chunk(token_ids: Tensor, *, num_groups: int) -> ForwardBatch:
         host_query_start_loc=starts,
         host_context_lens=lengths,
         sampled_tokens=torch.tensor([count - 1], device=device),
-        sampled_requests=(),
+        sampled_rows=(),
     )
 
 

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NewType
+from zlib import crc32
+
+from kvengine.sampling_params import SamplingParams as SamplingParams
 
 RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
@@ -39,19 +42,6 @@ class MediaItem:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How output tokens are chosen and when they end. Decoding is greedy."""
-
-    max_tokens: int
-    """Most output tokens, at least 1."""
-    n: int = 1
-    """Sequences to sample from the prompt. It is computed once; the others part from the request with its first output
-    token, under the ids of `Request.sample_ids`."""
-    stop_token_ids: frozenset[int] = frozenset()
-    """Output ends with the first of these; empty means that only length ends it."""
-
-
 class Request:
     """One sequence of tokens that the engine extends.
 
@@ -66,6 +56,8 @@ class Request:
         deadline_step: The engine's step before which it is ended; None for no such step.
         parent_id: The request that it was forked from; None if it came by itself.
         draft_token_ids: Guesses at the next tokens, to be computed behind the known ones.
+        seed: Decides its draws; see `SamplingParams.seed`.
+        needs_sampler: Whether anything but the highest of the raw logits is asked for.
         output_token_ids: Tokens produced so far; read it, and append with `append_output`.
     """
 
@@ -81,6 +73,7 @@ class Request:
         "finish_reason",
         "max_num_tokens",
         "media",
+        "needs_sampler",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_encoder_tokens",
@@ -90,6 +83,7 @@ class Request:
         "priority",
         "request_id",
         "sampling",
+        "seed",
         "status",
     )
 
@@ -112,6 +106,8 @@ class Request:
         self.all_token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
         self.sampling = sampling
+        self.seed = crc32(request_id.encode()) if sampling.seed is None else sampling.seed
+        self.needs_sampler = not sampling.is_plain_greedy
         self.priority = priority
         self.cache_salt = cache_salt
         self.arrival_s = arrival_s
@@ -162,8 +158,13 @@ class Request:
         """Whether further sequences part from it with its next token, which is its first."""
         return self.sampling.n > 1 and self.num_output_tokens == 0
 
-    def fork(self, request_id: RequestId) -> "Request":
-        """Another request with the same tokens, which has computed nothing yet and is one sequence only."""
+    def fork(self, request_id: RequestId, index: int = 0) -> "Request":
+        """Another request with the same tokens, which has computed nothing yet and is one sequence only.
+
+        Args:
+            request_id: Its id.
+            index: Its number among those that part here, from 1 on, so that it draws otherwise; 0 to draw the same.
+        """
         child = Request(
             request_id,
             self.all_token_ids,
@@ -180,6 +181,7 @@ class Request:
         child.num_prompt_tokens = self.num_prompt_tokens
         child.max_num_tokens = self.max_num_tokens
         child.parent_id = self.request_id
+        child.seed = self.seed + index
         return child
 
     def append_output(self, token_id: int) -> None:

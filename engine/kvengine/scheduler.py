@@ -160,7 +160,7 @@ class Scheduler:
         self._paged_memory("fork")
         parent = self._between_steps(request_id)
         check_fork(parent, child_ids, last_token_ids, self._is_in_use)
-        children = [parent.fork(child_id) for child_id in child_ids]
+        children = [parent.fork(child_id, index) for index, child_id in enumerate(child_ids, start=1)]
         if last_token_ids is not None:
             for child, token in zip(children, last_token_ids, strict=True):
                 child.all_token_ids[-1] = token
@@ -397,7 +397,7 @@ class Scheduler:
             request = item.request
             self._samples.remove(request)
             request.num_computed_tokens = item.start + item.num_tokens
-            children = [request.fork(child_id) for child_id in request.sample_ids]
+            children = [request.fork(child_id, index) for index, child_id in enumerate(request.sample_ids, start=1)]
             for child in children:
                 child.append_output(sampled[child.request_id])
             self._place(request, children)

@@ -1,6 +1,5 @@
 """A real decoder on real cache tensors: the step that the scheduler decided, computed by torch."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,9 +17,10 @@ from kvengine.models.cache_layout import model_attention
 from kvengine.models.decoder import Decoder
 from kvengine.models.random_weights import RandomWeights
 from kvengine.models.weights import open_weights
-from kvengine.request import RequestId
+from kvengine.sampler import sample
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.spec import KVDtype
+from kvengine.step_tokens import StepTokens
 from kvengine.units import format_bytes
 
 
@@ -75,10 +75,10 @@ class TorchRunner:
         """Bytes that the model's weights really hold."""
         return held_bytes(self._model)
 
-    def execute(self, output: SchedulerOutput) -> Mapping[RequestId, int]:
+    def execute(self, output: SchedulerOutput) -> StepTokens:
         """Move and copy blocks, compute the scheduled tokens, and choose the next token of each request due one.
 
-        The choice is greedy, in float32; of equal logits the lowest id wins.
+        Each request's `SamplingParams` say how, in float32; of equal logits the lowest id wins. See `sampler`.
 
         Raises:
             CapacityError: The device ran out of memory; the engine cannot go on, another one can be made.
@@ -95,18 +95,17 @@ class TorchRunner:
             ) from None
 
     @torch.inference_mode()
-    def _execute(self, output: SchedulerOutput) -> Mapping[RequestId, int]:
+    def _execute(self, output: SchedulerOutput) -> StepTokens:
         if self._host is not None:
             self._host.swap_out(output.moves_out)
             self._host.swap_in(output.moves_in)
         self._attention.copy_blocks(output.independent_copies)
         if not output.scheduled:
-            return {}
+            return StepTokens({})
         batch = self._builder.build(output)
         self._attention.plan(batch)
         logits = self._model.forward(batch, self._attention)
-        chosen: list[int] = logits.float().argmax(dim=-1).tolist()
-        return dict(zip(batch.sampled_requests, chosen, strict=True))
+        return sample(logits, batch.sampled_rows)
 
 
 def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> Decoder:

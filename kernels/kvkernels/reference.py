@@ -287,8 +287,8 @@ def sample(
 def kept_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
     """Give the probabilities after temperature and filters; equal tokens are kept or dropped together.
 
-    `top_k` keeps what is at least as likely as the k-th; of these, `top_p` keeps the fewest, most likely ones whose
-    share reaches it; `min_p` drops what is less likely than that share of the most likely.
+    `min_p` drops what is less likely than that share of the most likely; `top_k` keeps what is at least as likely as
+    the k-th; of what is left, `top_p` keeps the fewest, most likely ones whose share reaches it.
 
     Shapes:
         logits: [vocab_size]
@@ -297,13 +297,13 @@ def kept_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: fl
         [vocab_size], float64, 0 for what is dropped; the rest sums to 1.
     """
     weights = (logits.double() - logits.max().double()).div(temperature).exp()
+    weights = weights.where(weights >= min_p, 0)
     if 0 < top_k < len(weights):
         weights = weights.where(logits >= logits.topk(top_k).values[-1], 0)
     if top_p < 1:
         values, order = weights.sort(descending=True)
         reached = int((values.cumsum(0) < top_p * values.sum()).sum())
         weights = weights.where(logits >= logits[order[min(reached, len(order) - 1)]], 0)
-    weights = weights.where(weights >= min_p, 0)
     return weights / weights.sum()
 
 

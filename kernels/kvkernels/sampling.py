@@ -1,6 +1,6 @@
 # A compiled kernel is not Python: its body is excused from annotations.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
-"""Choosing the next token: greedy, or drawn after temperature, top-k, top-p and min-p, without sorting.
+"""Choosing the next token: greedy, or drawn after temperature, min-p, top-k and top-p, without sorting.
 
 The least logit that a filter keeps is found by bisection over the bit patterns of float32, which are ordered as the
 numbers are: 32 passes over the row give it exactly, and a row of 128 Ki logits stays in the GPU's second-level cache.
@@ -105,14 +105,14 @@ def _sample_kernel(
         if (top_k > 0) & (top_k < vocab_size):
             wanted = top_k.to(tl.float32)
             least = least_kept(row_ptr, vocab_size, stride_logits_token, highest, exponent, least, wanted, TILE, True)
+        min_p = tl.load(min_p_ptr + row)
+        if min_p > 0:
+            least = tl.maximum(least, highest + tl.log2(min_p) / exponent)
         top_p = tl.load(top_p_ptr + row)
         if top_p < 1:
             kept = kept_weight(row_ptr, vocab_size, stride_logits_token, highest, exponent, least, TILE, False)
             wanted = top_p * kept
             least = least_kept(row_ptr, vocab_size, stride_logits_token, highest, exponent, least, wanted, TILE, False)
-        min_p = tl.load(min_p_ptr + row)
-        if min_p > 0:
-            least = tl.maximum(least, highest + tl.log2(min_p) / exponent)
         total = kept_weight(row_ptr, vocab_size, stride_logits_token, highest, exponent, least, TILE, False)
         border = tl.load(uniform_ptr + row) * total
         chosen = first_above(row_ptr, vocab_size, stride_logits_token, highest, exponent, least, border, TILE)

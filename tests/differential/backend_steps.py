@@ -36,7 +36,7 @@ def a_batch(case: PagedCase, *, num_decodes: int, slots: Tensor) -> ForwardBatch
         host_query_start_loc=case.query_start_loc.cpu().numpy(),
         host_context_lens=case.context_lens.cpu().numpy(),
         sampled_tokens=unused,
-        sampled_requests=(),
+        sampled_rows=(),
     )
 
 
