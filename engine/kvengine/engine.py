@@ -1,6 +1,6 @@
 """The engine loop: schedule, run the model, update, publish."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,14 +9,16 @@ from kvengine.allocators.protocol import EngineScheduler, KVView
 from kvengine.clock import Clock
 from kvengine.config import EngineConfig, MisfitPolicy
 from kvengine.deadlines import Deadlines
+from kvengine.drafters import Drafter
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.forks import SampleFamilies
 from kvengine.out_of_blocks import out_of_blocks
-from kvengine.request import FinishReason, Request, RequestId
+from kvengine.request import FinishReason, Request, RequestId, RequestStatus
 from kvengine.runner import ModelRunner
 from kvengine.scheduler import Scheduler
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.stats import EngineStats, StatsCollector, StepTimes
+from kvengine.step_tokens import StepTokens, TokenLogprobs
 from kvengine.transfer_pins import Transfer, TransferHandle
 from kvengine.units import cdiv
 
@@ -71,6 +73,8 @@ class StepResult:
     """Requests whose deadline came before this step; they are ended, and no part of `finished`."""
     sampled: Collection[RequestId]
     """Requests that got an output token."""
+    logprobs: Mapping[RequestId, Sequence[TokenLogprobs]]
+    """Of requests that asked for them: an entry for each output token that they got, in order."""
     num_preempted: int
     num_used_blocks: int
     """Usable blocks that were not free right after `schedule`."""
@@ -92,6 +96,11 @@ class Engine:
         publisher: Shown every step; None when nobody can watch.
         debug: Check all invariants after every step.
         scheduler: What decides the steps; a `Scheduler` over blocks if not given. See `allocators.select`.
+        drafter: Guesses at tokens for the runner to check; None for one token a step. The scheduler must be a
+            `Scheduler`.
+
+    Raises:
+        ConfigError: The scheduler takes no drafts.
     """
 
     def __init__(
@@ -103,6 +112,7 @@ class Engine:
         publisher: Publisher | None = None,
         debug: bool = False,
         scheduler: EngineScheduler | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config
         self._runner = runner
@@ -115,6 +125,9 @@ class Engine:
         self._num_steps = 0
         self._idle_steps = 0
         self._families = SampleFamilies()
+        if drafter is not None and not isinstance(self._scheduler, Scheduler):
+            raise ConfigError("this engine's scheduler takes no drafts")
+        self._drafter = drafter
 
     @property
     def stats(self) -> EngineStats:
@@ -246,7 +259,7 @@ class Engine:
         scheduled_s = clock.now_s()
         sampled = self._runner.execute(output) if output.is_work else {}
         executed_s = clock.now_s()
-        finished = scheduler.update(output, sampled)
+        finished, logprobs = self._take_in(output, sampled)
         self._families.add(self._note_forked())
         self._stats.sampled(output, sampled, finished)
         self._stats.timed(output, started_s, scheduled_s, executed_s, clock.now_s())
@@ -263,6 +276,7 @@ class Engine:
             finished=finished,
             expired=expired,
             sampled=sampled.keys(),
+            logprobs=logprobs,
             num_preempted=len(output.preempted),
             num_used_blocks=num_used,
             num_running=num_running,
@@ -305,6 +319,27 @@ class Engine:
             num_running=len(self._scheduler.running),
             hint="" if limits.enable_chunked_prefill else "turn chunked prefill on, or raise max_num_batched_tokens",
         )
+
+    def _take_in(
+        self, output: SchedulerOutput, sampled: Mapping[RequestId, int]
+    ) -> tuple[list[Request], Mapping[RequestId, Sequence[TokenLogprobs]]]:
+        """Hand the new tokens to the scheduler, and ask for the next drafts; what ended, and log-probabilities."""
+        logprobs = sampled.logprobs if isinstance(sampled, StepTokens) else {}
+        if self._drafter is None:
+            return self._scheduler.update(output, sampled), logprobs
+        accepted = sampled.accepted if isinstance(sampled, StepTokens) else {}
+        before = {item.request.request_id: item.request.num_tokens for item in output.scheduled if item.num_drafts}
+        num_drafts = sum(item.num_drafts for item in output.scheduled)
+        scheduler = self._sharing_scheduler()
+        finished = scheduler.update(output, sampled, accepted)
+        drafted = [item.request for item in output.scheduled if item.request.request_id in before]
+        grown = {request.request_id: request.num_tokens - before[request.request_id] for request in drafted}
+        self._stats.drafted(num_drafts, accepted, grown)
+        running = [item.request for item in output.scheduled if item.request.status is RequestStatus.RUNNING]
+        scheduler.add_drafts(self._drafter.propose([each for each in running if each.request_id in sampled]))
+        # An output that ended with a draft has fewer tokens than were judged.
+        cut = {name: entries[: grown.get(name, len(entries))] for name, entries in logprobs.items()}
+        return finished, cut
 
     def _note_pins(self) -> None:
         self._idle_steps = 0

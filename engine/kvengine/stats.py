@@ -27,6 +27,10 @@ class EngineStats:
     prompt_tokens: int
     """Prompt tokens of the requests that have their first output token; prefix hits included."""
     output_tokens: int
+    drafts: int
+    """Guesses at tokens that were computed; 0 without a drafter."""
+    accepted_drafts: int
+    """Those that became output tokens."""
     preemptions: int
     prefix_hit_tokens: int
     """Tokens found in the prefix cache at admissions, resumptions after a preemption included."""
@@ -116,6 +120,8 @@ class StatsCollector:
         self.scheduled_tokens = 0
         self.prompt_tokens = 0
         self.output_tokens = 0
+        self.drafts = 0
+        self.accepted_drafts = 0
         self.preemptions = 0
         self.prefix_hit_tokens = 0
         self.first_prefix_hit_tokens = 0
@@ -168,6 +174,21 @@ class StatsCollector:
         for request in finished:
             self._reached.pop(request.request_id, None)
 
+    def drafted(self, num_drafts: int, accepted: Mapping[RequestId, int], grown: Mapping[RequestId, int]) -> None:
+        """Count the drafts of a step, after `update` and before `sampled`.
+
+        Args:
+            num_drafts: All that were computed.
+            accepted: How many of each request were right.
+            grown: Tokens that each request with drafts got; an output that ends with a draft gets none behind it.
+        """
+        self.drafts += num_drafts
+        for request_id, num_accepted in accepted.items():
+            num_taken = min(num_accepted, grown[request_id])
+            self.accepted_drafts += num_taken
+            self.output_tokens += grown[request_id] - 1
+            self._reached[request_id] = self._reached.get(request_id, 0) + num_taken
+
     def request_forked(self, request: Request) -> None:
         """Count nothing anew: what a forked request shares was computed once, by its parent."""
         self._reached[request.request_id] = request.num_computed_tokens
@@ -202,6 +223,8 @@ class StatsCollector:
             scheduled_tokens=self.scheduled_tokens,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
+            drafts=self.drafts,
+            accepted_drafts=self.accepted_drafts,
             preemptions=self.preemptions,
             prefix_hit_tokens=self.prefix_hit_tokens,
             first_prefix_hit_tokens=self.first_prefix_hit_tokens,
@@ -261,8 +284,11 @@ class StatsCollector:
 
     def _count_recomputed(self, output: SchedulerOutput) -> None:
         reached = self._reached
-        for request, start, num_tokens, _, _ in output.scheduled:
+        for item in output.scheduled:
+            request, start, num_tokens, _, _ = item
             end, known = start + num_tokens, reached.get(request.request_id, 0)
+            if request.draft_token_ids:
+                end -= item.num_drafts  # it is not known yet which are right
             if known > start:
                 self.recomputed_tokens += min(known, end) - start
                 end = max(known, end)

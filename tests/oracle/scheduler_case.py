@@ -132,10 +132,6 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: str = "full"
     max_steps: int = 200_000
 
-    def unsupported(self) -> str:
-        """What an `Engine` with its runner cannot play; the scheduler alone plays all."""
-        return "speculative drafts" if self.spec is not None else ""
-
     def engine_config(self) -> EngineConfig:
         """The engine that runs it.
 

@@ -1,6 +1,6 @@
 """The engine loop and its counters, on small cases worked out by hand and on the totals of a real scheduler."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from kvengine.clock import VirtualClock
 from kvengine.config import MisfitPolicy, SchedulerConfig
 from kvengine.engine import Engine
 from kvengine.errors import CapacityError, ConfigError
-from kvengine.request import FinishReason, RequestId
+from kvengine.request import FinishReason, Request, RequestId
 from kvengine.runner import ModelRunner, SyntheticRunner
-from kvengine.scheduler_output import SchedulerOutput
+from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from kvengine.step_tokens import StepTokens
 from tests.builders import a_request, an_engine_config
 from tests.oracle.scheduler_case import Case, load_case
 from tests.support import SHARED, shared_path
@@ -205,11 +206,10 @@ def oracle_files() -> list[Path]:
 def test_totals_equal_those_of_a_real_scheduler(path: Path) -> None:
     shared_path("oracle/vllm")
     case = load_case(path)
-    if case.scenario.unsupported():
-        pytest.skip(f"not built yet: {case.scenario.unsupported()}")
     config = case.scenario.engine_config()
     config = replace(config, scheduler=replace(config.scheduler, misfits=MisfitPolicy.REJECT))
-    engine = Engine(config, GivenOutputs(case), clock=VirtualClock())
+    given = GivenOutputs(case)
+    engine = Engine(config, given, clock=VirtualClock(), drafter=given if case.scenario.spec else None)
     if case.golden.status == "stalled":
         with pytest.raises(CapacityError):  # refused up front, where the real one waits for ever
             replay(engine, case)
@@ -233,17 +233,38 @@ def test_totals_equal_those_of_a_real_scheduler(path: Path) -> None:
 
 
 class GivenOutputs:
-    """Emits the outputs that a case lists."""
+    """Emits the outputs that a case lists, and drafts, of which as many are right as it says."""
 
     def __init__(self, case: Case) -> None:
         self._outputs = {RequestId(item.id): item.outputs() for item in case.scenario.requests}
+        self._drafts = case.scenario.spec
+        self._num_draft_steps = dict.fromkeys(self._outputs, 0)
 
     def execute(self, output: SchedulerOutput) -> Mapping[RequestId, int]:
-        return {
-            item.request.request_id: self._outputs[item.request.request_id][item.request.num_output_tokens]
-            for item in output.scheduled
-            if item.samples
-        }
+        accepted = {item.request.request_id: self._num_right(item) for item in output.scheduled if item.num_drafts}
+        return StepTokens(
+            {
+                item.request.request_id: self._token(item.request, accepted.get(item.request.request_id, 0))
+                for item in output.scheduled
+                if item.samples
+            },
+            accepted=accepted,
+        )
+
+    def propose(self, requests: Sequence[Request]) -> Mapping[RequestId, Sequence[int]]:
+        assert self._drafts is not None
+        ahead = range(self._drafts.k)
+        return {request.request_id: [self._token(request, index) for index in ahead] for request in requests}
+
+    def _token(self, request: Request, num_ahead: int) -> int:
+        outputs = self._outputs[request.request_id]
+        return outputs[min(request.num_output_tokens + num_ahead, len(outputs) - 1)]
+
+    def _num_right(self, item: ScheduledRequest) -> int:
+        assert self._drafts is not None
+        name, rates = item.request.request_id, self._drafts.accept
+        self._num_draft_steps[name] += 1
+        return min(rates[(self._num_draft_steps[name] - 1) % len(rates)], item.num_drafts)
 
 
 def replay(engine: Engine, case: Case) -> None:
