@@ -1,6 +1,5 @@
 """A `config.json` to a `ModelSpec`: which model type it is, its sizes, its layers and its weights."""
 
-import math
 from collections.abc import Callable, Mapping
 
 from kvengine.spec import KVDtype
@@ -10,26 +9,12 @@ from kvplan.memory_model.shape import read_step_shape
 from kvplan.model_spec import ModelSpec, has_states
 from kvplan.models.family import Family
 from kvplan.models.latent import unfolded_rows
+from kvplan.models.lengths import length_notes, max_model_len, short_length
 from kvplan.models.registry import ALIASES, NESTED, find_family, known_types
 from kvplan.models.shape import Built, LayerKind, ModelShape
 from kvplan.parameters import Geometry, Piece, WeightShape
 from kvplan.quantization import read_quantization
 
-_MAX_LEN_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-    "context_length",
-)
-"""Of those that are there, the smallest is the longest context, as vLLM reads it."""
-_UNLIMITED_MAX_LEN = 2048
-"""What vLLM assumes of a model whose configuration states no longest context."""
 _INNER_KEYS = ("text_config", "language_config", "llm_config")
 _MAX_NESTING = 4
 _MAX_LAYERS = 10_000
@@ -96,8 +81,8 @@ def model_from_config(
         weights=weights,
         weights_unknown="its vision or audio part is not counted yet" if has_towers else "",
         assumption=f"standard attention is assumed in every layer: {assumption}" if assumption else "",
-        short_length=_short_length(reader, geometry),
-        notes=(*_wrapper_notes(outer, plain, model_type), *_length_notes(reader, geometry), *absent),
+        short_length=short_length(reader, geometry),
+        notes=(*_wrapper_notes(outer, plain, model_type), *length_notes(reader, geometry), *absent),
     )
     unread = next((key for key in config if key not in outer.asked), None)
     if refuse_unread_keys and unread is not None:
@@ -290,7 +275,7 @@ def _geometry(reader: ConfigReader, family: Family) -> Geometry:
         head_dim=_head_dim(reader, family, num_heads, hidden_size) if num_heads else 0,
         hidden_size=hidden_size,
         vocab_size=reader.count(family.vocab),
-        max_model_len=_max_model_len(reader),
+        max_model_len=max_model_len(reader),
     )
 
 
@@ -319,54 +304,6 @@ def _head_dim(reader: ConfigReader, family: Family, num_heads: int, hidden_size:
             f"{family.heads} {num_heads}"
         )
     return max(1, hidden_size // num_heads)
-
-
-def _max_model_len(reader: ConfigReader) -> int:
-    lengths = [length for key in _MAX_LEN_KEYS if (length := reader.optional_count(key)) is not None]
-    if not lengths:
-        default = next((key for key in _MAX_LEN_KEYS if reader.has_default(key)), None)
-        if default is None:
-            reader.defaulted["longest context"] = _UNLIMITED_MAX_LEN
-        lengths = [reader.count(default) if default else _UNLIMITED_MAX_LEN]
-    if "gemma3" in (reader.text("model_type") or ""):
-        # The class's own limit counts its scaling already, and vLLM leaves it alone by that name.
-        return min(lengths)
-    return _stretched(reader, min(lengths))
-
-
-def _stretched(reader: ConfigReader, length: int) -> int:
-    """Apply position scaling as vLLM 0.32 does: a factor multiplies; with yarn the stated length has it in it."""
-    scaling, kind = _position_scaling(reader)
-    if kind in ("default", "su", "longrope", "llama3", "mrope", "yarn", "deepseek_yarn", "deepseek_llama_scaling"):
-        return length
-    return max(1, math.floor(length * scaling.ratio("factor", default=1.0)))
-
-
-def _position_scaling(reader: ConfigReader) -> tuple[ConfigReader, str]:
-    scaling = reader.nested("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
-    return scaling, scaling.text("rope_type") or scaling.text("type") or "default"
-
-
-def _short_length(reader: ConfigReader, geometry: Geometry) -> int | None:
-    """Return the length up to which a LongRoPE model uses its short factors, where that is not its whole length."""
-    length = reader.optional_count("original_max_position_embeddings")
-    is_long = length is not None and length < geometry.max_model_len
-    return length if is_long and _position_scaling(reader)[1] in ("longrope", "su") else None
-
-
-def _length_notes(reader: ConfigReader, geometry: Geometry) -> tuple[str, ...]:
-    """Say where releases of vLLM read another length from the same configuration."""
-    scaling, kind = _position_scaling(reader)
-    if kind != "yarn":
-        return ()
-    original = scaling.optional_count("original_max_position_embeddings") or geometry.max_model_len
-    reached = math.floor(original * scaling.ratio("factor", default=1.0))
-    if reached <= geometry.max_model_len:
-        return ()
-    return (
-        f"yarn reaches {reached:,} tokens, which older releases of vLLM take for the limit; "
-        f"0.32 takes max_position_embeddings, {geometry.max_model_len:,}",
-    )
 
 
 def _dtype(reader: ConfigReader) -> KVDtype | None:
