@@ -71,11 +71,7 @@ class Scheduler:
         self._paged = self._kv_cache if isinstance(self._kv_cache, KVCacheManager) else None
         pool = self._kv_cache.pool
         self._block_pool = pool if isinstance(pool, BlockPool) else None
-        self._swapping: KVCacheManager | None = None
-        if config.preemption is PreemptionMode.SWAP:
-            if not isinstance(self._kv_cache, KVCacheManager):
-                raise ConfigError("preemption: only blocks can be swapped, and memory is handed out in another way")
-            self._swapping = self._kv_cache
+        self._swapping = self._paged_memory("swap") if config.preemption is PreemptionMode.SWAP else None
         self._choose_victim = victim_chooser(config.scheduler.chosen_victim_policy, self._kv_cache)
         self._has_groups = len(config.kv_groups) > 1
         self._chunk_ends = chunk_ends_for(self._kv_cache.sizes, config.scheduler)
@@ -217,10 +213,17 @@ class Scheduler:
         Args:
             usable_blocks: From 1 to all but the null block.
             preempt: Do not wait for blocks in use: preempt requests with the next step until there are enough.
+
+        Raises:
+            ConfigError: There are not so many blocks, or no blocks at all.
         """
         pool = self._block_pool
-        assert pool is not None, "only a pool of blocks can be made smaller"
-        pool.withhold(pool.num_blocks - 1 - usable_blocks)
+        if pool is None:
+            raise ConfigError("only a pool of blocks can be made smaller, and this one hands out memory in another way")
+        most = pool.num_blocks - 1
+        if not 1 <= usable_blocks <= most:
+            raise ConfigError(f"usable_blocks: expected 1 to {most}, got {usable_blocks}")
+        pool.withhold(most - usable_blocks)
         self._takes_blocks_by_force = preempt
 
     def never_fits(self, request: Request) -> CapacityError | None:

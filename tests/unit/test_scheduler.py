@@ -325,6 +325,24 @@ def test_without_chunks_a_prompt_longer_than_a_step_never_fits() -> None:
     assert scheduler.never_fits(a_request(prompt="abcde")) is None
 
 
+@pytest.mark.parametrize("usable_blocks", [0, 9, -1])
+def test_a_pool_is_not_resized_to_what_there_is_not(usable_blocks: int) -> None:
+    with pytest.raises(ConfigError, match=f"usable_blocks: expected 1 to 8, got {usable_blocks}"):
+        a_scheduler().resize_pool(usable_blocks)
+
+
+def test_blocks_in_use_are_kept_back_when_they_are_freed() -> None:
+    scheduler = a_scheduler(a_request(prompt=range(12), max_tokens=1))
+    scheduler.schedule()
+    scheduler.resize_pool(2)
+    pool = scheduler.kv_cache.pool
+    # Three of eight blocks are in use; of the six to go five are free.
+    assert (pool.num_used, pool.num_free, pool.num_usable) == (3, 0, 3)
+    scheduler.abort_request(RequestId("a"))
+    assert (pool.num_used, pool.num_free, pool.num_usable) == (0, 2, 2)
+    scheduler.check_invariants()
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
