@@ -66,6 +66,7 @@ def run_live(
         TelemetryError: The recording cannot be made.
     """
     profile = prepared.point.profile
+    prepared = replace(prepared, config=models.sized(prepared))
     runner = models.runner(prepared.model, prepared.config, profile.device, profile.compute_dtype)
     _warm_up(prepared, requests, runner)
     clock = RealClock()

