@@ -88,7 +88,7 @@ class Stage:
         self.narrator.forked(fork.parent, fork.children, num_blocks)
 
     def _resize(self, usable: int) -> None:
-        refusal = self._control.resize(usable)
+        refusal = self._control.resize(usable, preempt=True)
         if not refusal:
             direction = "shrinks" if usable < self._scene.num_blocks else "grows back"
             self.narrator.say(f"the pool {direction} to {usable} blocks")

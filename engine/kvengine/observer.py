@@ -76,6 +76,7 @@ def engine_facts(
         accepts=[*ANSWERS, *accepts],
         groups=_group_facts(config.groups),
         allocator=str(allocator),
+        host_blocks=config.num_host_blocks or None,
     )
 
 

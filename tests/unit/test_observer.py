@@ -164,3 +164,23 @@ def test_what_a_viewer_missed_has_no_times():
     assert [frame.token_gaps_s for frame in deltas_of(sink)] == [[]]
     watched.step()
     assert deltas_of(sink)[-1].token_gaps_s == [STEP_S, 1]
+
+
+def test_a_stream_says_how_much_is_on_the_host_and_of_an_engine_that_never_swaps_nothing() -> None:
+    viewer = FrameList()
+    watched = WatchedEngine(viewer, num_blocks=4, num_host_blocks=5)
+    for name, prompt in (("a", "abcdefgh"), ("b", "stuv")):
+        watched.add(name, prompt=prompt, max_tokens=4)
+    watched.step(2)  # a takes the third block and b finds none; its own moves to the host
+    counters = viewer.frames[-1].counters
+    assert watched.facts.host_blocks == 5
+    assert (counters.swapped_out_blocks, counters.swapped_out_tokens, counters.host_blocks_in_use) == (1, 4, 1)
+    assert counters.swapped_in_blocks == 0
+
+    plain = FrameList()
+    watched = WatchedEngine(plain)
+    watched.add("a", prompt="abcd", max_tokens=2)
+    watched.step(1)
+    assert watched.facts.host_blocks is None
+    assert plain.frames[-1].counters.swapped_out_blocks is None
+    assert plain.frames[-1].counters.host_blocks_in_use is None

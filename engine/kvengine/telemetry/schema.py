@@ -99,6 +99,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", kw_only=T
     """KV cache groups, each with a block table for every request; empty for one of full attention."""
     allocator: str = "paged"
     """Who hands out the slots: `paged`, `contiguous`, `buddy` or `token_level`; a block is a slot of the middle two."""
+    host_blocks: Count | None = None
+    """Blocks on the host for swapped-out requests; None where preempted requests are computed again."""
 
 
 class Totals(msgspec.Struct, frozen=True, array_like=True):
