@@ -3,16 +3,22 @@
 Everything shown stands in the document; only units, shares and bars are made here. No sign is by colour alone.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvengine.units import format_bytes
+from kvplan.cli.budget_cells import plain_table, plural, short_size
+from kvplan.cli.budget_requests import (
+    block_sizes_table,
+    describe_requests,
+    designs_table,
+    needed_in_words,
+    requests_in_words,
+)
 from kvplan.cli.output import print_rich, stdout_width
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 _VERDICTS = {
     "fits": ("✔ FITS", "bold green"),
@@ -39,12 +45,6 @@ _PARTS = {
     "kv_cache": ("KV cache", "green"),
     "not_modelled": ("rest of the card", "bright_black"),
     "shortfall": ("MISSING", "red"),
-}
-_DESIGNS = {
-    "contiguous": "contiguous",
-    "buddy": "power of two",
-    "paged": "paged",
-    "token_level": "token by token",
 }
 _KINDS = {
     "full": "all tokens",
@@ -76,15 +76,15 @@ def _sections(document: dict[str, Any]) -> Iterator["RenderableType"]:
     if len(document["kv"]["groups"]) > 1:
         yield from _titled("Groups of layers that share a block table", _groups(document["kv"]))
     if document["workload"]["kind"] == "full_length" and document["workload"]["requests"] is None:
-        yield from _titled("Requests of the longest length", _in_words(document))
+        yield from _titled("Requests of the longest length", requests_in_words(document))
     else:
-        yield from _titled(_describe_requests(document["workload"]), _designs(document))
-        yield _in_words(document)
+        yield from _titled(describe_requests(document["workload"]), designs_table(document))
+        yield requests_in_words(document)
     if document["block_sizes"]:
-        yield from _titled("Block sizes", _block_sizes(document))
+        yield from _titled("Block sizes", block_sizes_table(document))
     if document["needed"]:
         needed = document["needed"]
-        yield from _titled(f"What {needed['requests']:,} requests need", _needed(needed, document["capacity"]))
+        yield from _titled(f"What {needed['requests']:,} requests need", needed_in_words(needed, document["capacity"]))
     if document["hints"]:
         yield from _titled("Try", _hints(document))
 
@@ -105,7 +105,7 @@ def _title(document: dict[str, Any]) -> "RenderableType":
         model["architecture"],
         f"{_in_millions(model['parameters'])} parameters" if model["parameters"] else "",
         " ".join(filter(None, (engine["name"], engine["version"]))),
-        _plural(gpu["count"], "GPU"),
+        plural(gpu["count"], "GPU"),
     )
     return Text(model["name"], style="bold").append("".join(f" · {fact}" for fact in facts if fact), style="not bold")
 
@@ -140,7 +140,7 @@ def _memory(parts: Sequence[Mapping[str, Any]], total_bytes: int) -> "Renderable
     from rich.text import Text
 
     bar_width = min(max(stdout_width() - 72, 8), 32)
-    table = _table("", "", ">", ">", "")
+    table = plain_table("", "", ">", ">", "")
     for part in parts:
         name, style = _PARTS[part["name"]]
         share = part["bytes"] / total_bytes
@@ -163,7 +163,7 @@ def _evidence(part: Mapping[str, Any]) -> str:
     """Say where a size comes from, and its range where it has one: `estimated, 1.4 to 6.6 GiB`."""
     if part["low"] == part["high"]:
         return str(part["evidence"])
-    low, high = _short(part["low"]), _short(part["high"])
+    low, high = short_size(part["low"]), short_size(part["high"])
     if low == high:
         low, high = format_bytes(part["low"]), format_bytes(part["high"])
     unit = high.partition(" ")[2]
@@ -181,7 +181,7 @@ def _pool_title(document: dict[str, Any]) -> str:
 def _pool(document: dict[str, Any]) -> "RenderableType":
     kv, capacity = document["kv"], document["capacity"]
     longest = capacity["max_model_len"]
-    table = _table("", ">", "wrap")
+    table = plain_table("", ">", "wrap")
     table.add_row("a token", f"{kv['bytes_per_token']:,} B", _token_layout(kv))
     if kv["index_bytes_per_token"]:
         table.add_row("its index key", f"{kv['index_bytes_per_token']:,} B", "sparse attention")
@@ -248,7 +248,7 @@ def _pages(kv: Mapping[str, Any]) -> str:
 
 def _groups(kv: Mapping[str, Any]) -> "RenderableType":
     """Show equal groups in one row."""
-    table = _table("keeps", "> groups", "> layers", "> tokens a block", "> page", "> blocks a request")
+    table = plain_table("keeps", "> groups", "> layers", "> tokens a block", "> page", "> blocks a request")
     counted: dict[tuple[Any, ...], int] = {}
     for group in kv["groups"]:
         window = f" of {group['window']:,}" if group["window"] else ""
@@ -271,186 +271,10 @@ def _who_holds_blocks(capacity: Mapping[str, Any]) -> str:
     return f"{capacity['usable_blocks']:,} for requests; block 0 is the null block"
 
 
-def _designs(document: dict[str, Any]) -> "RenderableType":
-    asked = document["workload"]["requests_together"] is not None
-    columns = ["design", "> requests", "> slots taken", "> used", "> reserved", "> internal", "> wasted"]
-    table = _table(*columns, *(["> fit"] if asked else []))
-    for name, design in document["baselines"].items():
-        cells = [
-            _DESIGNS[name],
-            f"{design['requests']:,}",
-            f"{design['slots_allocated']:,}",
-            f"{design['slots_used']:,}",
-            f"{design['reserved_waste_slots']:,}",
-            f"{design['internal_waste_slots']:,}",
-            _share(design["waste_fraction"]),
-        ]
-        table.add_row(*cells, *([_yes_or_no(design["fits"])] if asked else []))
-    return table
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2%}"
-
-
-def _yes_or_no(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def _describe_requests(workload: Mapping[str, Any]) -> str:
-    count = f"{workload['requests']:,} requests" if workload["requests"] else "Requests"
-    longest = workload["tokens_max"]
-    match workload["kind"]:
-        case "lengths":
-            return f"{count} of {workload['tokens_mean']:,g} tokens on average, {longest:,} at most"
-        case "workload":
-            return _describe_workload(workload)
-        case "uniform":
-            shared = f", {workload['shared_prefix']:,} shared" if workload["shared_prefix"] else ""
-            return (
-                f"{count} of {longest:,} tokens ({workload['prompt_tokens']:,} prompt{shared} + "
-                f"{workload['output_tokens']:,} output): {workload['blocks_per_request']:,} blocks each"
-            )
-    return f"{count} of the longest length, {longest:,} tokens: {workload['blocks_per_request']:,} blocks each"
-
-
-def _describe_workload(workload: Mapping[str, Any]) -> str:
-    """Say what the slots are counted over: all requests, or of so many in a row those that take most."""
-    listed, together = workload["requests_listed"], workload["requests_together"]
-    which = "all of them together" if together is None else f"the {together:,} in a row that take most"
-    return (
-        f"Workload {workload['name']}: {listed:,} requests of {workload['tokens_mean']:,.5g} tokens on average, "
-        f"half up to {workload['tokens_p50']:,}, 99% up to {workload['tokens_p99']:,}, all up to "
-        f"{workload['tokens_max']:,}; slots of {which}"
-    )
-
-
-def _in_words(document: dict[str, Any]) -> str:
-    designs, capacity, kv = document["baselines"], document["capacity"], document["kv"]
-    longest = capacity["max_model_len"]
-    contiguous, paged = designs["contiguous"]["requests"], designs["paged"]["requests"]
-    if document["workload"]["kind"] == "workload":
-        return "\n".join(_workload_in_words(document))
-    lines = (
-        f"{_plural(contiguous, 'contiguous reservation')} of {format_bytes(longest * kv['bytes_per_token'])}; "
-        f"paged: {_plural(paged, 'request')} of {_requests_in_short(document['workload'])}",
-        _tables_in_words(document, capacity),
-    )
-    return "\n".join(lines)
-
-
-def _workload_in_words(document: dict[str, Any]) -> Iterator[str]:
-    paged, workload, capacity = document["baselines"]["paged"], document["workload"], document["capacity"]
-    if paged["requests"] == workload["requests_listed"]:
-        yield f"paged: all {paged['requests']:,} requests fit together"
-    else:
-        yield _runs_in_words(paged)
-    if workload["shareable_tokens_sum"]:
-        share = workload["shareable_tokens_sum"] / workload["prompt_tokens_sum"]
-        yield f"{share:.1%} of all prompt tokens stand at the start of an earlier prompt too: no cache finds more"
-    yield _tables_in_words(document, capacity)
-
-
-def _runs_in_words(paged: Mapping[str, Any]) -> str:
-    return (
-        f"paged: wherever the workload is entered, at least {_plural(paged['requests'], 'request')} in a row fit; "
-        f"{paged['requests_mean']:,.5g} on average, {paged['requests_most']:,} at most"
-    )
-
-
-def _tables_in_words(document: dict[str, Any], capacity: Mapping[str, Any]) -> str:
-    designs = document["baselines"]
-    return (
-        f"tables for {capacity['table_requests']:,} requests of {capacity['max_model_len']:,}: "
-        f"{_short(designs['paged']['index_bytes'])} by block, "
-        f"{_short(designs['token_level']['index_bytes'])} token by token"
-    )
-
-
-def _requests_in_short(workload: Mapping[str, Any]) -> str:
-    longest = f"{workload['tokens_max']:,} tokens"
-    return f"up to {longest}" if workload["kind"] == "lengths" else longest
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
-
-
-def _block_sizes(document: dict[str, Any]) -> "RenderableType":
-    workload = document["workload"]
-    asked = workload["requests_together"] is not None
-    has_prefix = bool(workload["shared_prefix"] or workload["shareable_tokens_sum"])
-    columns = ["> tokens", "> blocks", "> requests", "> slots taken", "> wasted", "> each", "> share", "> tables"]
-    hits = "> hits of all" if workload["kind"] == "workload" else "> prefix hit"
-    table = _table(*columns, *([hits] if has_prefix else []), *(["> fit"] if asked else []))
-    for row in document["block_sizes"]:
-        each = row["tail_waste_tokens_mean"]
-        cells = [
-            f"{row['block_size']:,}",
-            f"{row['num_blocks']:,}",
-            f"{row['requests']:,}",
-            f"{row['slots_allocated']:,}",
-            f"{row['tail_waste_tokens']:,}",
-            "–" if each is None else f"{each:,.4g}",
-            _share(row["tail_waste_fraction"]),
-            _short(row["block_table_bytes"]),
-        ]
-        prefix = [f"{row['prefix_hit_tokens']:,}"] if has_prefix else []
-        table.add_row(*cells, *prefix, *([_yes_or_no(row["fits"])] if asked else []))
-    return table
-
-
-def _needed(needed: Mapping[str, Any], capacity: Mapping[str, Any]) -> str:
-    facts = f"{needed['blocks']:,} blocks, {format_bytes(needed['available_kv_bytes'])} of KV cache"
-    if needed["gpu_memory_bytes"] is not None:
-        share = math.ceil(needed["gpu_memory_utilization"] * 1000) / 1000
-        enough = f"or {share:.1%} of this one" if share <= 1 else "more than this one"
-        facts += f"; a GPU of {format_bytes(needed['gpu_memory_bytes'])}, {enough}"
-    if needed["max_num_seqs"] is not None:
-        facts += f"; and --max-num-seqs {needed['max_num_seqs']}"
-    facts += _enough(needed)
-    if needed["decided_by"] == "longest_request":
-        facts += (
-            f"\none request of the longest length decides, {capacity['max_model_len']:,} tokens: "
-            "it takes more than they do, and without room for it the engine does not start"
-        )
-    return facts
-
-
-def _enough(needed: Mapping[str, Any]) -> str:
-    ranks, dtype = needed["tensor_parallel"], needed["kv_cache_dtype"]
-    ways = [f"--tp {ranks}"] if ranks is not None else []
-    ways += [f"--kv-cache-dtype {dtype}"] if dtype is not None else []
-    return f"\nwith cards like this one, all else as it is, enough: {', or '.join(ways)}" if ways else ""
-
-
 def _hints(document: dict[str, Any]) -> "RenderableType":
     from rich.text import Text
 
-    table = _table("", "wrap")
+    table = plain_table("", "wrap")
     for hint in document["hints"]:
         table.add_row(Text(hint["option"], style="bold cyan"), hint["effect"])
-    return table
-
-
-def _short(size_bytes: int) -> str:
-    """Print a size with one decimal at most: `2 MiB`, `32.1 MiB`."""
-    number, _, unit = format_bytes(size_bytes).partition(" ")
-    return f"{float(number.replace(',', '')):.1f}".removesuffix(".0") + f" {unit}"
-
-
-def _table(*columns: str) -> "Table":
-    """Return a table without lines. A column is its heading; `>` sets it to the right, `wrap` lets it wrap."""
-    from rich.table import Table
-
-    headings = [column.removeprefix(">").removeprefix("wrap").strip() for column in columns]
-    table = Table(
-        header_style="dim",
-        show_header=any(headings),
-        box=None,
-        padding=(0, 2 if stdout_width() >= 100 else 1, 0, 0),
-        pad_edge=False,
-    )
-    for column, heading in zip(columns, headings, strict=True):
-        table.add_column(heading, justify="right" if column.startswith(">") else "left", no_wrap=column != "wrap")
     return table
