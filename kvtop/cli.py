@@ -219,7 +219,14 @@ def _open(
     if len(running) > 1 and must_run:
         names = ", ".join(str(engine.path) for engine in running)
         raise TelemetryError(f"{len(running)} engines are running: {names}", hint=f"kvtop {running[0].path} --once")
-    return Attachment.open(running[0].path) if len(running) == 1 else None
+    if len(running) != 1:
+        return None
+    try:
+        return Attachment.open(running[0].path)
+    except TelemetryError:
+        if must_run:
+            raise
+        return None  # gone since it was listed: the next one is waited for
 
 
 # What is done with it.

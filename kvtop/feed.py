@@ -1,6 +1,5 @@
 """A source on a thread of its own, and the `ViewModel` that what it says is folded into."""
 
-import time
 from dataclasses import dataclass
 from threading import Thread
 
@@ -61,7 +60,7 @@ class Feed:
             model.playhead = playhead
         has_picture = False
         while not model.is_paused and (update := news.take_update()) is not None:
-            model.take_update(update, now_s=time.monotonic())
+            model.take_update(update, now_s=model.clock())
             has_picture = True
         return Taken(
             has_picture=has_picture,

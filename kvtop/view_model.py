@@ -1,7 +1,8 @@
 """What is on the screen, as plain values: folded from the source's messages, drawn by the widgets."""
 
+import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -73,6 +74,8 @@ class ViewModel:
 
     source_name: str
     is_recording: bool
+    clock: Callable[[], float] = time.monotonic
+    """Tells how old things are."""
     is_server: bool = False
     """A vLLM or SGLang server: there is a `server`, and never a picture."""
     server: ServerPicture | None = None

@@ -10,24 +10,15 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
 from kvengine.gpu_readings import ELSEWHERE, NOTHING_RUNS, GpuWatcher
-from kvengine.telemetry.commands import (
-    AbortRequest,
-    NextScene,
-    Pause,
-    PreemptRequest,
-    ResizePool,
-    Resume,
-    SetSpeed,
-    TakeSteps,
-    TellBlock,
-)
+from kvengine.telemetry.commands import AbortRequest, NextScene, PreemptRequest, TellBlock
 from kvengine.telemetry.commands import Command as EngineCommand
 from kvengine.telemetry.schema import BlockContent, ControlState, Reply
-from kvtop import formats
+from kvtop.conductor import Conductor
 from kvtop.feed import Feed
 from kvtop.pacing import Pacer
+from kvtop.places import Place
 from kvtop.screens.prompt import Prompt
-from kvtop.screens.watch_keys import BLOCKS_ONLY, FRAME_CHOICES_S, KEYS, RECORDING_ONLY, SPEEDS_PER_S, STEERING
+from kvtop.screens.watch_keys import BLOCKS_ONLY, FRAME_CHOICES_S, KEYS, RECORDING_ONLY, STEERING
 from kvtop.sources.base import (
     Controlled,
     EnginesSeen,
@@ -39,8 +30,7 @@ from kvtop.sources.base import (
     StatusChanged,
 )
 from kvtop.sources.live import LiveSource
-from kvtop.sources.recording import ChangeSpeed, Command, RecordingSource, Seek, SeekStep, SeekTime, StepBy, TogglePlay
-from kvtop.view_model import Phase
+from kvtop.sources.recording import SeekStep
 from kvtop.widgets.block_detail import BlockDetail
 from kvtop.widgets.block_table import BlockTable
 from kvtop.widgets.caption import Caption
@@ -95,6 +85,7 @@ class WatchScreen(Screen[None]):
         super().__init__()
         self.source = source
         self._feed = Feed(source)
+        self._conductor = Conductor(source, self._feed.model)
         self._is_stale = False
         self._is_text_due = False
         self._is_map_due = False
@@ -300,7 +291,7 @@ class WatchScreen(Screen[None]):
         """Ask the engine what is in the block that is looked at, where it says such things."""
         block_id = self.model.looked_at
         if block_id is not None and self.block.is_seen and self.model.accepts("block"):
-            self._steer(TellBlock(block_id))
+            self._conductor.steer(TellBlock(block_id))
 
     def _filter(self, text: str | None) -> None:
         self.model.filter_text = (text or "").strip()
@@ -327,13 +318,8 @@ class WatchScreen(Screen[None]):
         return not self.model.is_server if action in BLOCKS_ONLY else True
 
     def action_pause(self) -> None:
-        """Play or stop a recording; let a live view stand still or catch up."""
-        if self.model.is_recording:
-            self._command(TogglePlay())
-            return
-        if self.model.accepts("pause") and self.model.status.phase is Phase.LIVE:
-            is_paused = self.model.control is not None and self.model.control.is_paused
-            self._steer(Resume() if is_paused else Pause())
+        """Play or stop a recording, stop an engine that obeys; let any other view stand still or catch up."""
+        if self._conductor.pause():
             return
         self.model.is_paused = not self.model.is_paused
         if isinstance(self.source, LiveSource):
@@ -344,27 +330,15 @@ class WatchScreen(Screen[None]):
 
     def action_step(self, count: int) -> None:
         """Stop, and move by so many steps; let an engine take one."""
-        if self.model.is_recording:
-            self._command(StepBy(count))
-        else:
-            self._steer(TakeSteps(count))
+        self._conductor.step(count)
 
     def action_speed(self, faster: bool) -> None:
         """Play, or let an engine run, faster or slower."""
-        if self.model.is_recording:
-            self._command(ChangeSpeed(faster))
-        elif self.model.control is not None:
-            index = next((i for i, s in enumerate(SPEEDS_PER_S) if s == self.model.control.steps_per_s), 2)
-            index = min(max(index + (1 if faster else -1), 0), len(SPEEDS_PER_S) - 1)
-            self._steer(SetSpeed(SPEEDS_PER_S[index]))
+        self._conductor.change_speed(faster)
 
     def action_resize(self, count: int) -> None:
-        """Let an engine hand out more or fewer blocks; of a large pool one in a hundred at a time."""
-        control, facts = self.model.control, self.model.facts
-        if control is not None and facts is not None:
-            most = facts.num_blocks - 1
-            wanted = control.usable_blocks + count * max(most // 100, 1)
-            self._steer(ResizePool(min(max(wanted, 1), most)))
+        """Let an engine hand out more or fewer blocks."""
+        self._conductor.resize(count)
 
     def action_abort(self) -> None:
         """End the selected request."""
@@ -385,14 +359,12 @@ class WatchScreen(Screen[None]):
         self._steer(NextScene())
 
     def _steer(self, command: EngineCommand) -> None:
-        is_gone = isinstance(self.source, LiveSource) and not self.source.do(command)
-        if is_gone and not isinstance(command, TellBlock):
+        if not self._conductor.steer(command):
             self.notify("the engine is not there any more", severity="warning")
 
     def action_seek(self, fraction: float) -> None:
         """Go to a part of the recording, from 0 to 1."""
-        if self.model.playhead is not None:
-            self._command(Seek(round(fraction * (self.model.playhead.num_positions - 1))))
+        self._conductor.seek(fraction)
 
     def action_jump(self, forward: bool) -> None:
         """Go to the nearest step with a preemption or an eviction burst; in a live view, to its line in the log."""
@@ -400,7 +372,7 @@ class WatchScreen(Screen[None]):
         if event is None:
             self.notify(f"no preemption or eviction burst {'after' if forward else 'before'} this step", timeout=2)
         elif self.model.is_recording:
-            self._command(SeekStep(event.step))
+            self._conductor.play(SeekStep(event.step))
         else:
             self.model.incident = event
             self.events.reveal_incident()
@@ -454,14 +426,11 @@ class WatchScreen(Screen[None]):
             self._look_at(None)
 
     def _go_to(self, text: str | None) -> None:
-        if not text:
-            return
-        place = formats.parse_place(text)
-        if place is None:
+        place = Place.try_parse(text) if text else None
+        if place is not None:
+            self._conductor.go_to(place)
+        elif text:
             self.notify(f"{text!r} is no time such as 12.5s and no step such as #120", severity="warning")
-            return
-        kind, value = place
-        self._command(SeekStep(int(value)) if kind == "step" else SeekTime(value))
 
     def _find(self, text: str | None) -> None:
         picture, wanted = self.model.picture, (text or "").strip()
@@ -475,10 +444,6 @@ class WatchScreen(Screen[None]):
             self._select(found[0].request_id)
         else:
             self.notify(f"no block and no unfinished request {wanted!r}", severity="warning")
-
-    def _command(self, command: Command) -> None:
-        if isinstance(self.source, RecordingSource):
-            self.source.do(command)
 
     # Drawing.
 
@@ -531,7 +496,7 @@ class WatchScreen(Screen[None]):
 
     def _show_age(self) -> None:
         self.state_line.refresh()
-        is_stale = self.model.is_stale(time.monotonic())
+        is_stale = self.model.is_stale(self.model.clock())
         if is_stale != self._is_stale:
             self._is_stale = is_stale
             self.set_class(is_stale, "-stale")

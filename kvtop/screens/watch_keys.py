@@ -17,8 +17,6 @@ PANES = (
 RECORDING_ONLY = {"seek", "go_to"}
 STEERING = {"resize": "resize", "abort": "abort", "preempt": "preempt", "scene": "scene"}
 """Actions that an engine has to allow, each with the tag of its command."""
-SPEEDS_PER_S = (0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 100.0, 0.0)
-"""Steps a second to choose from; 0 for as many as there is time for."""
 BLOCKS_ONLY = {"find", "rate"}
 KEYS: tuple[Binding, ...] = (
     Binding("space", "pause", "Pause", id="watch.pause", tooltip="Stand still, or go on"),

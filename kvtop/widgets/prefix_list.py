@@ -85,6 +85,7 @@ class PrefixList(ListPane):
                 self._picture, self._tree = picture, picture.tree
                 self._rows = self._list_rows()
         else:
+            self.set_titles(self.describe_title(), str(self.border_subtitle or ""))
             return
         self._cursor = max(min(self._cursor, len(self._rows) - 1), 0)
         super().update_view()

@@ -1,7 +1,5 @@
 """Two lines that are always there: what is watched and how fresh it is, and the pool in figures."""
 
-import time
-
 from rich.style import Style
 from textual.strip import Strip
 
@@ -89,7 +87,7 @@ class StateLine(LinePane):
         if picture is None:
             return [Part(1, (("no step yet ", palette.warn),))]
         parts = [Part(1, (("  step ", palette.muted), (f"{picture.step:,} ", palette.strong)))]
-        now_s = time.monotonic()
+        now_s = self.model.clock()
         age_s = self.model.age_s(now_s)
         if age_s is not None:
             style = palette.warn if self.model.is_stale(now_s) else palette.muted
@@ -162,10 +160,10 @@ class StateLine(LinePane):
         return parts
 
     def _server_freshness(self) -> list[Part]:
-        age_s = self.model.age_s(time.monotonic())
+        age_s = self.model.age_s(self.model.clock())
         if age_s is None:
             return [Part(1, (("no figures yet ", self.palette.warn),))]
-        style = self.palette.warn if self.model.is_stale(time.monotonic()) else self.palette.muted
+        style = self.palette.warn if self.model.is_stale(self.model.clock()) else self.palette.muted
         return [Part(1, ((f" age {formats.seconds(age_s)} ", style),))]
 
     def _server_parts(self) -> list[Part]:

@@ -229,3 +229,27 @@ def test_once_prints_the_state_of_a_running_engine(capsys, tmp_path):
     watched.engine.close("done")
     (request,) = json.loads(capsys.readouterr().out)["requests"]
     assert (request["request_id"], request["status"], request["block_table"]) == ("a", "running", [1, 2])
+
+
+def test_two_recordings_are_dumped_side_by_side(capsys, run_file, tmp_path):
+    other = tmp_path / "other.kvrec"
+    record_a_run(other)
+    assert main([str(run_file), "--compare", str(other), "--dump", "--size", "160x44", "--at", "#3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].count("step 3") == 2
+    assert any("together by step" in line for line in lines)
+    assert any("● running" in line and "±0" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--compare", "x.kvrec"), "--compare needs a TARGET to compare with"),
+        (("{run}", "--compare", "nope.kvrec"), "nope.kvrec: No such file or directory"),
+        (("{run}", "--compare", "{run}", "--once"), "--compare and --once exclude each other"),
+        (("--demo", "--dump"), "--demo brings its own engine: it takes no TARGET, --compare, --once or --dump"),
+    ],
+)
+def test_comparisons_that_cannot_be_are_one_line(capsys, run_file, arguments, error):
+    given = [argument.format(run=run_file) for argument in arguments]
+    assert refusal_of(capsys, *given)[0] == f"error: {error}"

@@ -90,7 +90,6 @@ class StillServer(StillSource):
         state: What came of the last time it was asked.
         detail: What was wrong then, in words.
         events: What its publishers tell.
-        age_s: How long ago the last good answer was.
     """
 
     is_server = True
@@ -102,15 +101,12 @@ class StillServer(StillSource):
         state: MetricsState = MetricsState.OK,
         detail: str = "",
         events: CacheEvents | None = None,
-        now_s: float = 0.0,
-        age_s: float = 0.0,
     ) -> None:
         failed = state not in (MetricsState.OK, MetricsState.PARTIAL)
         super().__init__(Phase.FAILING if failed else Phase.LIVE, detail)
         history = MetricsHistory()
         for number, lines in enumerate(texts):
-            at_s = now_s - age_s - len(texts) + 1 + number
-            history.add(at_s, read_metrics(a_text(*by_family(lines))))
+            history.add(float(number), read_metrics(a_text(*by_family(lines))))
             self.news.add_points([_point(number, history.latest)])
         if failed:
             event = Event(

@@ -124,7 +124,7 @@ async def test_help_lists_the_keys_and_closes_again(recording_view):
         assert keys["A step back, forward"] == ", ."
         assert keys["Slower, faster"] == "[ ]"
         # The view goes on under the help page.
-        app.watching._command(StepBy(2))
+        app.watching.source.do(StepBy(2))
         await until(pilot, lambda: is_at(app, 2))
         await pilot.press("escape")
         assert not isinstance(app.screen, HelpScreen)
