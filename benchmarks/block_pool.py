@@ -20,6 +20,7 @@ from hashlib import blake2b
 from benchmarks.measure import REPEATS, Figure, cpu_s, machine, median, report
 from benchmarks.plain_pool import PlainBlock, PlainPool
 from kvengine.block_pool import BlockId, BlockPool
+from kvengine.eviction_policies import EvictionPolicy, usage_queue
 from kvengine.prefix_cache import BlockKey, HashChain, PrefixCache
 
 POOL_BLOCKS = 26_785
@@ -37,16 +38,19 @@ def main() -> None:
     figures = [
         *unhashed_figures(),
         *hashed_figures(),
+        *policy_figures(),
         *build_figures(),
         Figure(name="hash 8,192 tokens, blocks of 16", value=median(hashing_tokens_per_us), unit="Mtokens/s"),
     ]
     report("block_pool", figures, machine(), as_json=options.json)
 
 
-def a_pool(num_blocks: int = POOL_BLOCKS) -> tuple[BlockPool, PrefixCache]:
+def a_pool(
+    num_blocks: int = POOL_BLOCKS, *, policy: EvictionPolicy = EvictionPolicy.LRU
+) -> tuple[BlockPool, PrefixCache]:
     """A pool and the cache that it tells of evictions."""
     cache = PrefixCache(num_blocks)
-    return BlockPool(num_blocks, on_evict=cache.discard), cache
+    return BlockPool(num_blocks, on_evict=cache.discard, queue=usage_queue(policy, num_blocks)), cache
 
 
 def unhashed_figures() -> list[Figure]:
@@ -90,9 +94,24 @@ def hashed_figures() -> list[Figure]:
     return paired_figures(names, us_for_hashed, us_for_hashed_plain)
 
 
-def us_for_hashed() -> tuple[float, float]:
+def policy_figures() -> list[Figure]:
+    """The same by each of the other eviction policies, beside the default's linked list."""
+    figures: list[Figure] = []
+    usual = [us_for_hashed() for _ in range(REPEATS)]
+    for policy in EvictionPolicy:
+        if policy is not EvictionPolicy.LRU:
+            pairs = [us_for_hashed(policy) for _ in range(REPEATS)]
+            for index, what in enumerate((f"free {BATCH} hashed", f"allocate {BATCH} by evicting")):
+                value, baseline = (statistics.median(pair[index] for pair in many) for many in (pairs, usual))
+                figures.append(
+                    Figure(name=f"{what}, {policy}", value=value, unit="us", baseline=baseline, baseline_name="lru")
+                )
+    return figures
+
+
+def us_for_hashed(policy: EvictionPolicy = EvictionPolicy.LRU) -> tuple[float, float]:
     """Mean microseconds to free one batch of a pool full of content, and to take one by evicting."""
-    pool, cache = a_pool()
+    pool, cache = a_pool(policy=policy)
     tables: list[list[BlockId]] = []
     while (blocks := pool.try_allocate(BATCH)) is not None:
         keys = [BlockKey(digest) for digest in digests(len(tables))]
