@@ -20,7 +20,7 @@ class Launch:
     grid: tuple[int, ...]
     arguments: Mapping[str, Tensor | int | float | None]
     """Run-time arguments by name; Triton compiles None and 1 into the code, and knows which numbers 16 divides."""
-    constants: Mapping[str, int | bool]
+    constants: Mapping[str, int | float]
     """`tl.constexpr` arguments by name."""
     num_warps: int = 4
     num_stages: int = 1

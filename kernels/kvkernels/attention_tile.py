@@ -19,6 +19,7 @@ _MAX_HEAD_DIM = 256
 _SMALLEST_DOT = 16
 """`tl.dot` takes no shorter side."""
 _LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(_LOG2_E)
 PER_STEP_NUMBERS = ("stride_tables_row",)
 PER_STEP_POINTERS = ("tables_ptr", "lens_ptr", "loc_ptr", "tiles_ptr", "parts_ptr", "row_starts_ptr")
 """What differs from step to step: were Triton to compile for their alignment, steps would wait for its compiler."""
@@ -90,7 +91,9 @@ def attention_arguments(
     }
 
 
-def attention_constants(cache: PagedKV, groups: HeadGroups, window: int | None) -> dict[str, int | bool]:
+def attention_constants(
+    cache: PagedKV, groups: HeadGroups, window: int | None, softcap: float | None
+) -> dict[str, int | float]:
     """Name the constants that both kernels take."""
     return {
         "BLOCK_SIZE": cache.block_size,
@@ -101,6 +104,7 @@ def attention_constants(cache: PagedKV, groups: HeadGroups, window: int | None) 
         "GROUP_ROWS": groups.rows,
         "GROUP_TILES": groups.tiles,
         "WINDOW": window or 0,
+        "SOFTCAP": (softcap or 0.0) * _LOG2_E,
         "DIM_TILE": max(_SMALLEST_DOT, triton.next_power_of_2(cache.head_dim)),
     }
 
@@ -176,13 +180,15 @@ def load_keys_and_values(
 
 
 @triton.jit
-def softmax_step(q, k, v, visible, scale, highest, total, acc):
-    """Fold one tile of keys into the running softmax of every query row; `scale` includes log2(e).
+def softmax_step(q, k, v, visible, scale, highest, total, acc, SOFTCAP: tl.constexpr):
+    """Fold one tile of keys into the running softmax of every query row; `scale` and `SOFTCAP` include log2(e).
 
     "ieee": without it a GPU would round float32 operands to 10 bits of mantissa. Source: Milakov and Gimelshein 2018,
     arXiv:1805.02867.
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    if SOFTCAP > 0.0:
+        scores = soft_capped(scores, SOFTCAP)
     scores = tl.where(visible, scores, float("-inf"))
     new_highest = tl.maximum(highest, tl.max(scores, 1))
     # A row that has seen no key yet stays at -inf, and -inf - -inf is nan.
@@ -192,6 +198,14 @@ def softmax_step(q, k, v, visible, scale, highest, total, acc):
     total = total * kept + tl.sum(weights, 1)
     acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision="ieee")
     return new_highest, total, acc
+
+
+@triton.jit
+def soft_capped(scores, SOFTCAP: tl.constexpr):
+    """`SOFTCAP * tanh(scores / SOFTCAP)`, by a power that is at most 1: the interpreter has no tanh."""
+    power = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / SOFTCAP))
+    size = SOFTCAP * (1.0 - power) / (1.0 + power)
+    return tl.where(scores < 0, -size, size)
 
 
 @triton.jit

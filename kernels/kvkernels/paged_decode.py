@@ -100,6 +100,7 @@ def paged_decode(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from one query token a request, as `reference.paged_decode` does.
@@ -122,7 +123,7 @@ def paged_decode(
     """
     out = torch.empty_like(q) if out is None else out
     for launch in paged_decode_launches(
-        q, cache, block_tables, context_lens, plan, scale=scale, window=window, out=out
+        q, cache, block_tables, context_lens, plan, scale=scale, window=window, softcap=softcap, out=out
     ):
         launch.run()
     return out
@@ -137,6 +138,7 @@ def paged_decode_launches(
     *,
     scale: float,
     window: int | None,
+    softcap: float | None,
     out: Tensor,
 ) -> list[Launch]:
     """Prepare `paged_decode`: attention over the parts, then their sum where a row has several."""
@@ -165,7 +167,7 @@ def paged_decode_launches(
             **workspace,
         },
         constants={
-            **attention_constants(cache, groups, window),
+            **attention_constants(cache, groups, window, softcap),
             "PART_TOKENS": DECODE_PART_TOKENS,
             "ROWS": max(16, triton.next_power_of_2(groups.rows)),
             "TILE": tile.keys,
@@ -233,6 +235,7 @@ def _decode_kernel(
     GROUP_ROWS: tl.constexpr,
     GROUP_TILES: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     PART_TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -279,7 +282,7 @@ def _decode_kernel(
                 stride_v_block, stride_v_offset, stride_v_head, stride_v_dim, stride_tables_block,
                 BLOCK_SIZE, HEAD_DIM, CHUNK, VALUE_ALIGNMENT, DIM_TILE, q_ptr.dtype.element_ty,
             )  # fmt: skip
-            highest, total, acc = softmax_step(q, k, v, seen[None, :], score_scale, highest, total, acc)
+            highest, total, acc = softmax_step(q, k, v, seen[None, :], score_scale, highest, total, acc, SOFTCAP)
 
         # An empty row has no weights: its zeros are divided by 1.
         acc = acc / tl.where(total > 0, total, 1.0)[:, None] * head_scale(v_scale_ptr, kv_head)

@@ -66,6 +66,7 @@ def paged_prefill(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from the last tokens of each context, as `reference.paged_prefill` does.
@@ -89,7 +90,16 @@ def paged_prefill(
     """
     out = torch.zeros_like(q) if out is None else out
     paged_prefill_launch(
-        q, cache, block_tables, context_lens, query_start_loc, tiles, scale=scale, window=window, out=out
+        q,
+        cache,
+        block_tables,
+        context_lens,
+        query_start_loc,
+        tiles,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        out=out,
     ).run()
     return out
 
@@ -104,6 +114,7 @@ def paged_prefill_launch(
     *,
     scale: float,
     window: int | None,
+    softcap: float | None,
     out: Tensor,
 ) -> Launch:
     """Prepare `paged_prefill`."""
@@ -126,7 +137,7 @@ def paged_prefill_launch(
             **strides("loc", query_start_loc, "row"),
         },
         constants={
-            **attention_constants(cache, groups, window),
+            **attention_constants(cache, groups, window, softcap),
             "TOKENS": _tile_tokens(num_heads, cache.num_kv_heads, head_dim, q.dtype),
             "ROWS": _tile_rows(groups.rows, head_dim, q.dtype),
             "TILE": tile.keys,
@@ -187,6 +198,7 @@ def _prefill_kernel(
     GROUP_ROWS: tl.constexpr,
     GROUP_TILES: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -236,7 +248,7 @@ def _prefill_kernel(
         visible = position[None, :] <= query_position[:, None]
         if WINDOW:
             visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
-        highest, total, acc = softmax_step(q, k, v, visible, score_scale, highest, total, acc)
+        highest, total, acc = softmax_step(q, k, v, visible, score_scale, highest, total, acc, SOFTCAP)
 
     acc = acc / tl.where(total > 0, total, 1.0)[:, None] * head_scale(v_scale_ptr, kv_head)
     out_place = place * stride_out_token + head[:, None] * stride_out_head + dim[None, :] * stride_out_dim

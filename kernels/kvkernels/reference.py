@@ -96,11 +96,12 @@ def paged_prefill(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch of chunks over their paged history, their own keys included.
 
     The tokens of a request are the last ones of its context, so a chunk sees all that came before it; with a window,
-    a token sees itself and the `window - 1` tokens before it.
+    a token sees itself and the `window - 1` tokens before it. For `softcap` see `causal_attention`.
 
     Shapes:
         q: [num_tokens, num_heads, head_dim]
@@ -121,7 +122,7 @@ def paged_prefill(
             continue
         k = gather_kv(k_cache, block_tables[row], context_len)
         v = gather_kv(v_cache, block_tables[row], context_len)
-        out[first:end] = causal_attention(q[first:end], k, v, scale=scale, window=window)
+        out[first:end] = causal_attention(q[first:end], k, v, scale=scale, window=window, softcap=softcap)
     return out
 
 
@@ -134,6 +135,7 @@ def paged_decode(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Decode attention over a paged cache: one query token per request.
 
@@ -151,13 +153,25 @@ def paged_decode(
     real = context_lens > 0
     out = torch.zeros_like(q)
     out[real] = paged_prefill(
-        q[real], k_cache, v_cache, block_tables, context_lens, query_start_loc, scale=scale, window=window
+        q[real],
+        k_cache,
+        v_cache,
+        block_tables,
+        context_lens,
+        query_start_loc,
+        scale=scale,
+        window=window,
+        softcap=softcap,
     )
     return out
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None) -> Tensor:
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None, softcap: float | None = None
+) -> Tensor:
     """Attention of the last positions of a sequence over all of it, or over the last `window` tokens up to each.
+
+    With `softcap` scores s become `softcap * tanh(s / softcap)`.
 
     Shapes:
         q: [num_queries, num_heads, head_dim]; query i stands at position `context_len - num_queries + i`
@@ -171,6 +185,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: i
     keys = k.to(dtype).repeat_interleave(group_size, dim=1)
     values = v.to(dtype).repeat_interleave(group_size, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q.to(dtype), keys) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     history = k.shape[0] - q.shape[0]
     visible = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(history)
     if window is not None:

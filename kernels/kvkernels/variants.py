@@ -64,6 +64,7 @@ class _Case:
     block_size: int = 16
     layout: KVLayout = KVLayout.BLOCK_MAJOR
     window: int | None = None
+    softcap: float | None = None
 
     @property
     def name(self) -> str:
@@ -76,6 +77,8 @@ class _Case:
             parts.append("key chunks")
         if self.window is not None:
             parts.append(f"window {self.window}")
+        if self.softcap is not None:
+            parts.append("soft-capped")
         return ", ".join(parts)
 
     @property
@@ -98,7 +101,7 @@ _ATTENTION = (
     _LLAMA_FP8,
     replace(_LLAMA_FP8, layout=KVLayout.KEY_CHUNKS),
     _SMOL,
-    _Case(model="Gemma 2 2B", num_heads=8, num_kv_heads=4, head_dim=256, window=4096),
+    _Case(model="Gemma 2 2B", num_heads=8, num_kv_heads=4, head_dim=256, window=4096, softcap=50.0),
     _Case(model="Phi 2", num_heads=32, num_kv_heads=32, head_dim=80),
     _Case(model="Falcon 7B", num_heads=71, num_kv_heads=1, head_dim=64),
     _Case(model="StarCoder", num_heads=48, num_kv_heads=1, head_dim=128),
@@ -159,7 +162,15 @@ def _decode_launches(case: _Case) -> list[Launch]:
     q, _, _ = _fused_qkv(case)
     tables, lens = _tables()
     return paged_decode_launches(
-        q, _cache(case), tables, lens, plan, scale=0.1, window=case.window, out=_empty(*q.shape, dtype=q.dtype)
+        q,
+        _cache(case),
+        tables,
+        lens,
+        plan,
+        scale=0.1,
+        window=case.window,
+        softcap=case.softcap,
+        out=_empty(*q.shape, dtype=q.dtype),
     )
 
 
@@ -175,6 +186,7 @@ def _prefill(case: _Case) -> Launch:
         _empty(_ROWS, 2, dtype=torch.int32),
         scale=0.1,
         window=case.window,
+        softcap=case.softcap,
         out=_empty(*q.shape, dtype=q.dtype),
     )
 

@@ -25,11 +25,10 @@ def a_config(*, dtype: KVDtype = KVDtype.FLOAT32, head_dim: int = 8) -> EngineCo
 def select(
     config: EngineConfig,
     *,
-    softcap: float | None = None,
     dtype: torch.dtype = torch.float32,
     name: BackendName = "auto",
 ) -> Selection:
-    model = replace(ModelAttention.plain(config.kv_cache, num_heads=2), softcap=softcap)
+    model = ModelAttention.plain(config.kv_cache, num_heads=2)
     return select_backend(config, model=model, dtype=dtype, device=CPU, name=name)
 
 
@@ -101,9 +100,8 @@ def test_what_the_triton_kernels_do_not_take_falls_back_and_says_why(monkeypatch
     assert chosen.reason.endswith("heads of 512 are more than the 256 that the kernels take")
 
 
-def test_soft_capped_scores_and_latent_rows_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latent_rows_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert select(a_config(), softcap=50.0).reason.endswith("the kernels do not soft-cap scores")
     config = a_config()
     latent = replace(config, kv_cache=replace(config.kv_cache, num_kv_heads=1, head_dim_v=0))
     assert select(latent).reason.endswith("the kernels do not keep latent rows")

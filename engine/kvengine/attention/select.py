@@ -135,7 +135,7 @@ def _make(
     """Make a backend with its pools, or say why it cannot be used."""
     spec, cache_dtype = config.kv_cache, torch_dtype(config.kv_cache.dtype)
     if name == "triton":
-        obstacle = _obstacle_to_triton(spec, model, dtype, device)
+        obstacle = _obstacle_to_triton(spec, dtype, device)
         if obstacle is not None:
             return obstacle
         from kvengine.attention.triton_backend import TritonBackend
@@ -168,9 +168,7 @@ def _refuse_more_than_there_is(pool_bytes: int, num_blocks: int, device: torch.d
         )
 
 
-def _obstacle_to_triton(
-    spec: KVCacheSpec, model: ModelAttention, dtype: torch.dtype, device: torch.device
-) -> str | None:
+def _obstacle_to_triton(spec: KVCacheSpec, dtype: torch.dtype, device: torch.device) -> str | None:
     """Say why the Triton kernels cannot be used here; None where they can.
 
     Raises:
@@ -185,8 +183,6 @@ def _obstacle_to_triton(
         return f"the kernels keep K/V in the type computed in, not in {spec.dtype}"
     if not spec.head_dim_v:
         return "the kernels do not keep latent rows"
-    if model.softcap is not None:
-        return "the kernels do not soft-cap scores"
     if spec.head_dim > _MAX_HEAD_DIM:
         return f"heads of {spec.head_dim} are more than the {_MAX_HEAD_DIM} that the kernels take"
     if interpreted and spec.dtype is KVDtype.BFLOAT16:

@@ -78,6 +78,7 @@ class TritonBackend:
         self._num_kv_heads = spec.num_kv_heads
         self._head_dim = spec.head_dim
         self._scale = model.scale
+        self._softcap = model.softcap
         k_page, v_page = page_shapes(
             layout,
             block_size=spec.block_size,
@@ -151,6 +152,7 @@ class TritonBackend:
             view.decode_plan,
             scale=self._scale,
             window=key[1],
+            softcap=self._softcap,
             out=out,
         )
 
@@ -167,6 +169,7 @@ class TritonBackend:
             prefill.tiles,
             scale=self._scale,
             window=key[1],
+            softcap=self._softcap,
             out=out,
         )
 

@@ -27,12 +27,18 @@ class Attend:
     head_dim: int = 24
     block_size: int = 16
     window: int | None = None
+    softcap: float | None = None
     fp8: bool = False
     rising: bool = False
     """Whether later keys are larger, so that the highest score is found again and again."""
     chunks_too: bool = False
     """Whether the layout with key chunks is tried beside the other."""
     seed: int = 0
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """What becomes of the products of queries and keys."""
+        return {"scale": self.scale, "window": self.window, "softcap": self.softcap}
 
     def __call__(self, device: str, dtype: torch.dtype) -> None:
         """Run in every layout; they must agree to the bit, where they add up the same numbers in tiles of one size."""
@@ -103,10 +109,25 @@ class Attend:
         q = case.q.double()
         if self.query_lens is None:
             return reference.paged_decode(
-                q, k, v, case.block_tables, case.context_lens, scale=self.scale, window=self.window
+                q,
+                k,
+                v,
+                case.block_tables,
+                case.context_lens,
+                scale=self.scale,
+                window=self.window,
+                softcap=self.softcap,
             )
         return reference.paged_prefill(
-            q, k, v, case.block_tables, case.context_lens, case.query_start_loc, scale=self.scale, window=self.window
+            q,
+            k,
+            v,
+            case.block_tables,
+            case.context_lens,
+            case.query_start_loc,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
         )
 
     def scales(self, device: str) -> tuple[Tensor | None, Tensor | None]:
@@ -155,7 +176,7 @@ class Attend:
             device=q.device,
             window=self.window,
         )
-        paged_decode(q, cache, tables, lens, plan, scale=self.scale, window=self.window, out=out)
+        paged_decode(q, cache, tables, lens, plan, **self.scores, out=out)
 
     def prefill(self, q: Tensor, cache: Any, tables: Tensor, lens: Tensor, starts: Tensor, out: Tensor) -> None:
         """A chunk a row."""
@@ -169,7 +190,7 @@ class Attend:
             dtype=q.dtype,
             device=q.device,
         )
-        paged_prefill(q, cache, tables, lens, starts, tiles, scale=self.scale, window=self.window, out=out)
+        paged_prefill(q, cache, tables, lens, starts, tiles, **self.scores, out=out)
 
 
 def alone_and_in_company_case(attend: Attend) -> Case:
@@ -277,6 +298,7 @@ def fuzz_case(seed: int) -> Case:
         window=chance.choice([None, None, 1, chance.randint(2, 90)]),
         fp8=fp8,
         chunks_too=chance.random() < 0.5,
+        softcap=chance.choice([None, None, 0.5, 5.0]),
         seed=seed,
     )
     return each_dtype(attend)
@@ -305,6 +327,7 @@ CASES: dict[str, Case] = {
     "decode: more parts than a tile of the sum": float16_only(
         Attend(context_lens=[4700], num_heads=8, head_dim=16, block_size=128, rising=True)
     ),
+    "decode: soft-capped": each_dtype(Attend(context_lens=[40, 1, 300], softcap=1.5, chunks_too=True)),
     "decode: window 1": each_dtype(Attend(context_lens=[40, 1], window=1)),
     "decode: window 20": each_dtype(Attend(context_lens=[90, 20, 21, 3], window=20, block_size=4, chunks_too=True)),
     "decode: a window over two parts": float16_only(Attend(context_lens=[600], window=300, num_heads=2, head_dim=16)),
@@ -330,6 +353,8 @@ CASES: dict[str, Case] = {
     ),
     "prefill: 71 query heads on one": each_dtype(Attend(context_lens=[20], query_lens=[3], num_heads=71, head_dim=16)),
     "prefill: rows without a token": each_dtype(Attend(context_lens=[0, 20, 9], query_lens=[0, 4, 0], head_dim=16)),
+    "prefill: soft-capped": each_dtype(Attend(**CHUNKS, softcap=1.5, chunks_too=True)),
+    "prefill: soft-capped, window 9": each_dtype(Attend(**CHUNKS, softcap=0.7, window=9)),
     "prefill: window 1": each_dtype(Attend(**CHUNKS, window=1)),
     "prefill: window 9": each_dtype(Attend(**CHUNKS, window=9, block_size=4, chunks_too=True)),
     "prefill: a window longer than the context": each_dtype(Attend(**CHUNKS, window=500)),

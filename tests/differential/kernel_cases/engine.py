@@ -118,7 +118,7 @@ def generate(
 
 
 def groups_case() -> Case:
-    """Full layers and layers with windows in groups of their own, beyond the windows: as the torch backend attends."""
+    """Soft-capped full layers and layers with windows in groups of their own, beyond the windows: as torch attends."""
 
     def run(device: str) -> None:
         from kvengine.attention.torch_backend import TorchBackend
@@ -161,7 +161,7 @@ def groups_case() -> Case:
 
 
 WINDOWS = {
-    "model_type": "gemma3_text",
+    "model_type": "gemma2",
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
@@ -172,7 +172,7 @@ WINDOWS = {
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-6,
     "sliding_window": 6,
-    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 3.0,
     "query_pre_attn_scalar": 11,
 }
 
