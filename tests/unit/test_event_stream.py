@@ -192,7 +192,7 @@ def test_waiting_for_a_replay_has_a_limit() -> None:
 
 def test_an_idle_server_tells_everything_when_it_is_asked_at_first() -> None:
     stream = EventStream(has_replay=True)
-    assert stream.ask_for_everything() == [b"", (0).to_bytes(8, "big")]
+    assert stream.ask_for_the_rest() == [b"", (0).to_bytes(8, "big")]
     stream.take_replay(a_replayed(a_message(0, stored([1]))))
     assert stream.state is StreamState.CATCHING_UP
     stream.take_replay(a_replayed(a_message(1, stored([2, 3], 1))))
@@ -204,7 +204,7 @@ def test_an_idle_server_tells_everything_when_it_is_asked_at_first() -> None:
 
 def test_a_server_that_has_published_nothing_yet_stays_silent() -> None:
     stream = EventStream(has_replay=True)
-    stream.ask_for_everything()
+    stream.ask_for_the_rest()
     stream.take_replay(REPLAY_END)
     assert stream.state is StreamState.SILENT
     stream.take_live(a_message(0, stored([1])))
@@ -213,7 +213,7 @@ def test_a_server_that_has_published_nothing_yet_stays_silent() -> None:
 
 def test_a_live_message_amid_the_first_replay_waits_for_what_comes_before_it() -> None:
     stream = EventStream(has_replay=True)
-    stream.ask_for_everything()
+    stream.ask_for_the_rest()
     stream.take_replay(a_replayed(a_message(0, stored([1]))))
     assert stream.take_live(a_message(2, stored([3]))) == []
     assert stream.take_replay_request() is None

@@ -75,7 +75,7 @@ def follow(publisher: Publisher, subscriber: EventSubscriber, state: StreamState
 def join(publisher: Publisher, subscriber: EventSubscriber) -> None:
     """Publish until the subscription is in place."""
     deadline_s = time.monotonic() + DEADLINE_S
-    while subscriber.stream.next_seq is None:
+    while not subscriber.stream.has_heard:
         publisher.publish()
         subscriber.poll(0.05)
         assert time.monotonic() < deadline_s, "no message came"
@@ -126,5 +126,18 @@ def test_a_late_joiner_to_an_idle_server_learns_all_that_was_published(publisher
             assert time.monotonic() < give_up_s
             subscriber.poll(0.05)
         assert subscriber.stream.blocks.num_blocks == 5
+    finally:
+        subscriber.close()
+
+
+def test_what_was_published_between_the_replay_and_the_subscription_is_asked_for_once_more(publisher) -> None:
+    publisher.publish()
+    subscriber = EventSubscriber(publisher.address, publisher.replay_address)
+    try:
+        follow(publisher, subscriber, StreamState.COMPLETE, 1)
+        publisher.publish(lose=True)
+        # The server is idle from here on: nothing live tells of the second message.
+        follow(publisher, subscriber, StreamState.COMPLETE, 2)
+        assert not subscriber.stream.has_heard
     finally:
         subscriber.close()

@@ -85,10 +85,15 @@ class EventStream:
         """Whether a replay was asked for and has not ended."""
         return self._asked_from is not None
 
-    def ask_for_everything(self) -> list[bytes]:
-        """The frames to send to the replay socket at first: an idle server says nothing by itself."""
-        self._asked_from = 0
-        return replay_request(0)
+    @property
+    def has_heard(self) -> bool:
+        """Whether any live message has come."""
+        return self._last_live is not None
+
+    def ask_for_the_rest(self) -> list[bytes]:
+        """The frames to send to the replay socket to learn what was published so far: an idle server says nothing."""
+        self._asked_from = self._next_seq or 0
+        return replay_request(self._asked_from)
 
     def take_replay_request(self) -> list[bytes] | None:
         """The frames to send to the replay socket; None while nothing needs to be asked. Given out once."""

@@ -1,6 +1,7 @@
 """Listens to the KV-cache events of one publisher over ZMQ and asks for replays where messages are missing."""
 
 import time
+from math import inf
 from typing import TYPE_CHECKING
 
 from kvengine.errors import ConfigError, DeviceError
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 RECEIVE_HIGH_WATER_MARK = 100_000
 """What servers keep for a slow listener by default; past it messages are dropped, and a replay mends the gap."""
+SECOND_LOOK_S = 1.0
+"""When to ask again what was published, if nothing was heard by then: a subscription takes a moment to be in place."""
 
 
 class EventSubscriber:
@@ -44,11 +47,12 @@ class EventSubscriber:
         self._replay_timeout_s = replay_timeout_s
         self._replay: zmq.Socket[bytes] | None = None
         self._replay_deadline_s = 0.0
+        self._second_look_s = time.monotonic() + SECOND_LOOK_S
         self._live = self._socket(zmq.SUB)
         self._live.setsockopt(zmq.SUBSCRIBE, topic.encode())
         self._attach(self._live, live)
         if replay is not None:
-            self._ask(self.stream.ask_for_everything())
+            self._ask(self.stream.ask_for_the_rest())
 
     def poll(self, timeout_s: float) -> list[EventBatch]:
         """Wait for messages and fold them in.
@@ -70,11 +74,19 @@ class EventSubscriber:
             folded += self.stream.take_live(frames)
         if (request := self.stream.take_replay_request()) is not None:
             self._ask(request)
+        elif time.monotonic() > self._second_look_s:
+            self._look_again()
         return folded
 
     def close(self) -> None:
         """Close the sockets; nothing unsent is waited for."""
         self._context.destroy(linger=0)
+
+    def _look_again(self) -> None:
+        """Ask for what was published after the first replay and before the subscription was in place."""
+        self._second_look_s = inf
+        if self._replay is not None and not self.stream.has_heard and not self.stream.is_waiting_for_replay:
+            self._ask(self.stream.ask_for_the_rest())
 
     def _ask(self, request: list[bytes]) -> None:
         """Ask on a socket of its own, so that an answer to an older request cannot be taken for this one's."""
