@@ -93,9 +93,10 @@ class _Watcher:
         raise NotImplementedError("calibration runs one chunk")
 
     def prefill(self, layer: int, q: Tensor, out: Tensor) -> None:
-        """Attend to what was just stored; without the soft cap, which bounds scores and leaves values alone."""
+        """Attend to what was just stored."""
+        scale, softcap = self._attention.scale, self._attention.softcap
         window = self._attention.layers[layer].window
-        out.copy_(causal_attention(q, self._k, self._v, scale=self._attention.scale, window=window))
+        out.copy_(causal_attention(q, self._k, self._v, scale=scale, window=window, softcap=softcap))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """There are no blocks."""
