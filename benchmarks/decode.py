@@ -3,8 +3,8 @@
 Random prompts of 128 tokens, 64 new tokens each, and a mixed load, also in a pool that is too small for it; blocks of
 32. In the same run transformers' `generate` in float32, where it is installed, and vLLM's CPU engine, where an
 interpreter that has it is named, each in a process of its own; all take turns, case by case, up to three rounds or
-until the time is up. Shown are medians, ranges and ratios. Wall clock. Beside that the processor time that scheduling,
-batch preparation and telemetry take of a step.
+until the time is up. Shown are medians, ranges and ratios, by the wall clock unless asked otherwise. Beside them the
+processor time that scheduling, batch preparation and telemetry take of a step.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from benchmarks.decode_load import (
     MAX_MODEL_LEN,
     SMALL_POOL_BLOCKS,
     Case,
+    ClockName,
     Precision,
     Rate,
     Runner,
@@ -90,8 +91,15 @@ def main() -> int:
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="all by default")
     parser.add_argument("--vllm-python", help="interpreter of an environment that has vLLM for CPUs")
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="rates of one thread per second of processor time: for a machine that does other work too",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.processor_time:
+        options.threads = 1
     torch.set_num_threads(options.threads)
     load_before = os.getloadavg()[0]
     cases = [case for case in CASES if not options.case or case.name in options.case]
@@ -100,13 +108,15 @@ def main() -> int:
         rows = [Row(case, models.dtype(case).value) for case in cases]
         with ExitStack() as stack:
             sides = _sides(stack, options, rows, models)
-            _take_turns(rows, sides, models, rounds=options.rounds, end_s=time.monotonic() + 60 * options.minutes)
+            end_s = time.monotonic() + 60 * options.minutes
+            _take_turns(rows, sides, models, rounds=options.rounds, end_s=end_s, clock=_clock(options))
     except KVError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     about = {
         **machine(("torch",)),
         "threads": str(options.threads),
+        "clock": _clock(options),
         "load": f"{load_before:.1f} before, {os.getloadavg()[0]:.1f} after",
         **sides.versions,
     }
@@ -156,6 +166,10 @@ def _sides(stack: ExitStack, options: argparse.Namespace, rows: Sequence[Row], m
     return sides
 
 
+def _clock(options: argparse.Namespace) -> ClockName:
+    return "processor" if options.processor_time else "wall"
+
+
 def _start(
     stack: ExitStack,
     sides: Sides,
@@ -172,6 +186,7 @@ def _start(
             [str(folder), *arguments],
             python=python,
             threads=options.threads,
+            clock=_clock(options),
             log=log,
         )
     except PeerError as error:
@@ -182,14 +197,16 @@ def _start(
     return peer
 
 
-def _take_turns(rows: Sequence[Row], sides: Sides, models: Models, *, rounds: int, end_s: float) -> None:
+def _take_turns(
+    rows: Sequence[Row], sides: Sides, models: Models, *, rounds: int, end_s: float, clock: ClockName
+) -> None:
     """Let every side run each case once before any runs one twice; a first short run warms up."""
     vocab_size = models.model(models.dtype(rows[0].case)).config.vocab_size
     for number in range(rounds):
         for row in rows:
             if number and time.monotonic() > end_s:
                 return
-            engine = EngineRunner(row.case, models)
+            engine = EngineRunner(row.case, models, clock=clock)
             if not number:
                 engine.run(row.case.load(vocab_size, output_tokens=2))
             row.rates.setdefault(ENGINE, []).append(rate(row.case, engine, vocab_size))

@@ -16,6 +16,7 @@ _MIXED_PROMPTS, _MIXED_OUTPUTS = (32, 256), (16, 112)
 Precision = Literal["fast", "float32"]
 """`fast`: the type that the machine computes fastest in."""
 Pool = Literal["ample", "small"]
+ClockName = Literal["wall", "processor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Run(NamedTuple):
     """What a runner says of a load."""
 
     seconds: float
-    """By the wall clock."""
+    """By the clock that was asked for."""
     first_s: float | None = None
     """Until all had their first token, where that was measured in the same run."""
     preemptions: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.decode_load import Load, Run
+from benchmarks.decode_load import ClockName, Load, Run
 
 
 class PeerError(Exception):
@@ -22,16 +22,19 @@ class Peer:
         arguments: Of the script.
         python: The interpreter that has the peer installed.
         threads: Threads that it may compute with.
+        clock: What it measures by.
         log: Where its messages go.
 
     Raises:
         PeerError: It cannot be started.
     """
 
-    def __init__(self, script: Path, arguments: Sequence[str], *, python: str, threads: int, log: Path) -> None:
+    def __init__(
+        self, script: Path, arguments: Sequence[str], *, python: str, threads: int, clock: ClockName, log: Path
+    ) -> None:
         self._log = log
         command = [python, str(script), *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "BENCHMARK_CLOCK": clock}
         # Ours: a peer waits as it likes to.
         for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "PYTHONPATH"):
             environment.pop(name, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 _OUT = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)  # what libraries print is no answer
+_now = time.process_time if os.environ["BENCHMARK_CLOCK"] == "processor" else time.perf_counter
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -24,7 +25,7 @@ class Stopwatch(transformers.StoppingCriteria):
 
     def __call__(self, input_ids: Any, _scores: Any, **_: Any) -> Any:
         """Say of no request that it is done."""
-        self.times.append(time.perf_counter())
+        self.times.append(_now())
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
@@ -42,7 +43,7 @@ def main() -> None:
         (count,) = set(load["outputs"])
         ids = torch.tensor(load["prompts"])
         watch = Stopwatch()
-        start = time.perf_counter()
+        start = _now()
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -125,6 +125,8 @@ CONFIGURATIONS = (
         min_hit_tokens=624,
     ),
     Configuration(name="radix tree, small pool", block_size=16, pool_tokens=560, allocator=AllocatorKind.TOKEN_LEVEL),
+    Configuration(name="chunks of 16", block_size=32, token_budget=16),
+    Configuration(name="chunks of 512", block_size=128, token_budget=512),
     # What is left where nothing can be compiled.
     Configuration(name="torch backend", block_size=16, token_budget=64, backend="torch"),
     Configuration(name="torch backend, small pool", block_size=8, pool_tokens=512, min_preemptions=1, backend="torch"),

@@ -70,7 +70,7 @@ def test_a_peer_answers_and_its_end_is_told_with_its_last_words(tmp_path: Path) 
         "print(json.dumps({'seconds': float(sum(load['outputs']))}), flush=True)\n"
         "input(); print('no more', file=sys.stderr); sys.exit(3)\n",
     )
-    peer = Peer(script, [], python=sys.executable, threads=1, log=tmp_path / "log")
+    peer = Peer(script, [], python=sys.executable, threads=1, clock="wall", log=tmp_path / "log")
     try:
         load = Load(prompts=[[1], [2]], outputs=[4, 5])
         assert peer.about == {"name": "1.0"}
@@ -83,4 +83,4 @@ def test_a_peer_answers_and_its_end_is_told_with_its_last_words(tmp_path: Path) 
 
 def test_a_peer_that_cannot_start_is_told(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="No such file"):
-        Peer(tmp_path / "x.py", [], python=str(tmp_path / "python"), threads=1, log=tmp_path / "log")
+        Peer(tmp_path / "x.py", [], python=str(tmp_path / "python"), threads=1, clock="wall", log=tmp_path / "log")

@@ -59,9 +59,16 @@ def built_library(folder: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/pagedkv`, or `~/.cache/pagedkv` where that variable is not set."""
+    """`$XDG_CACHE_HOME/pagedkv`, or `~/.cache/pagedkv` where that variable is not set.
+
+    Raises:
+        NoKernels: Nor is there a home.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "pagedkv"
+    folder = Path(base if base.startswith("/") else os.path.expanduser("~/.cache"))
+    if not folder.is_absolute():
+        raise NoKernels("no folder to keep the native kernels in: neither XDG_CACHE_HOME nor a home is known")
+    return folder / "pagedkv"
 
 
 def find_compiler() -> str | None:
