@@ -409,9 +409,9 @@ class WatchScreen(Screen[None]):
             self.set_class(pane_id == "prefixes", "-tab-prefixes")
         if self.maximized is not None:
             self.minimize()
-        elif pane.has_focus or pane.size.height < MIN_LINES_OF_PANE:
+        elif self.focused is pane or pane.size.height < MIN_LINES_OF_PANE:
             self.maximize(pane)
-        pane.focus()
+        self.set_focus(pane)  # at once: the next key may be there already
         self.call_after_refresh(pane.update_view)
 
     def action_leave(self) -> None:

@@ -12,7 +12,7 @@ from kvtop.view_model import ViewModel
 from kvtop.widgets.line_pane import LinePane, Part, arrange
 
 ALWAYS = ("app.help", "app.quit")
-EARLY = ("watch.pause", "watch.forward", "compare.pause", "compare.forward")
+EARLY = ("watch.pause", "watch.forward", "watch.scene", "compare.pause", "compare.forward")
 """What is left out last, after those that are always there and those of the focused pane."""
 
 

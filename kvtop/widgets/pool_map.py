@@ -202,7 +202,8 @@ class PoolMap(LinePane, can_focus=True):
         place = self._place_of_cursor()
         target = 0 if place is None else place + columns * grid.blocks_per_cell + rows * grid.blocks_per_row
         if 0 <= target < grid.num_blocks:
-            self.post_message(self.CursorMoved(self._block_at_place(target)))
+            self.model.cursor = self._block_at_place(target)  # at once: the next key goes on from there
+            self.post_message(self.CursorMoved(self.model.cursor))
 
     def action_pick_owner(self) -> None:
         """Ask for an owner of the block under the cursor."""

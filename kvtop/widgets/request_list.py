@@ -121,7 +121,8 @@ class RequestList(ListPane):
         index = self._selected_index()
         target = 0 if index is None else min(max(index + count, 0), len(self._rows) - 1)
         self._reveal(target)
-        self.post_message(self.Selected(self._rows[target].request_id))
+        self.model.selected_id = self._rows[target].request_id  # at once: the next key goes on from there
+        self.post_message(self.Selected(self.model.selected_id))
 
     def action_sort(self, forward: bool) -> None:
         """Ask for the next order."""

@@ -88,3 +88,12 @@ async def test_the_line_of_keys_always_has_help_and_the_way_out_and_can_be_click
             assert "space Pause" in text
         await pilot.click(app.watching.keys_shown, offset=(text.index("? Help") + 1, 0))
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+
+
+async def test_keys_that_are_typed_fast_go_where_they_are_meant_to(recording_view):
+    async with recording_view((160, 48)) as (app, pilot):
+        await pilot.press("1")
+        for key in ("2", "down", "down", "1", "down", "right", "right"):
+            app.simulate_key(key)
+        await until(pilot, lambda: app.watching.model.cursor == 2)
+        assert app.watching.maximized is None
