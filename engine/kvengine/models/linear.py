@@ -53,9 +53,14 @@ def _packed(weight: Tensor) -> Tensor | None:
 
 
 def _is_served(dtype: torch.dtype) -> bool:
-    supported: dict[torch.dtype, Callable[[], bool]] = {
-        torch.float32: lambda: True,
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and dtype in supported and supported[dtype]()
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    match dtype:
+        case torch.float32:
+            return True
+        case torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        case torch.float16:
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        case _:
+            return False
