@@ -73,6 +73,8 @@ class StepResult:
     """Requests whose deadline came before this step; they are ended, and no part of `finished`."""
     sampled: Collection[RequestId]
     """Requests that got an output token."""
+    forked: Sequence[Request]
+    """Sequences that parted from their request with its first token in this step; they may have ended with it."""
     logprobs: Mapping[RequestId, Sequence[TokenLogprobs]]
     """Of requests that asked for them: an entry for each output token that they got, in order."""
     num_preempted: int
@@ -204,6 +206,21 @@ class Engine:
             self._idle_steps = 0
         return aborted[0] if aborted else None
 
+    def finish(self, request_id: RequestId) -> Request | None:
+        """End one sequence as stopped, for a reason that only its caller can see, such as a stop string in its text.
+
+        Returns:
+            The request; None if it is unknown or has ended.
+        """
+        request = self._scheduler.abort_request(request_id, reason=FinishReason.STOP)
+        if request is not None:
+            self._families.remove(request)
+            self._stats.request_finished(request_id)
+            if self._publisher is not None:
+                self._publisher.request_aborted(request)
+            self._idle_steps = 0
+        return request
+
     def fork(
         self, request_id: RequestId, child_ids: Sequence[RequestId], last_token_ids: Sequence[int] | None = None
     ) -> list[Request]:
@@ -260,7 +277,8 @@ class Engine:
         sampled = self._runner.execute(output) if output.is_work else {}
         executed_s = clock.now_s()
         finished, logprobs = self._take_in(output, sampled)
-        self._families.add(self._note_forked())
+        forked = self._note_forked()
+        self._families.add(forked)
         self._stats.sampled(output, sampled, finished)
         self._stats.timed(output, started_s, scheduled_s, executed_s, clock.now_s())
         for request in finished:
@@ -276,6 +294,7 @@ class Engine:
             finished=finished,
             expired=expired,
             sampled=sampled.keys(),
+            forked=forked,
             logprobs=logprobs,
             num_preempted=len(output.preempted),
             num_used_blocks=num_used,

@@ -193,6 +193,11 @@ class StatsCollector:
         """Count nothing anew: what a forked request shares was computed once, by its parent."""
         self._reached[request.request_id] = request.num_computed_tokens
 
+    def request_finished(self, request_id: RequestId) -> None:
+        """Count a request that was ended between two steps, as complete."""
+        self.finished += 1
+        self._reached.pop(request_id, None)
+
     def request_aborted(self, request_id: RequestId) -> None:
         """Count a request that was taken out before its end."""
         self.aborted += 1

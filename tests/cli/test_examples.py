@@ -1,4 +1,4 @@
-"""Every example runs as it stands, without a model."""
+"""Every example runs as it stands; one needs the demo model."""
 
 import subprocess
 import sys
@@ -6,16 +6,39 @@ from pathlib import Path
 
 import pytest
 
+from kvengine.errors import DeviceError
+from kvengine.model_files import find_demo_model
 from tests.support import ROOT
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs(example: Path) -> None:
+    if example.stem == "generate":
+        demo_model_path()
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, cwd=ROOT)
 
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) > 3
+
+
+def test_the_generate_example_streams_samples_and_stops() -> None:
+    demo_model_path()
+    done = subprocess.run([sys.executable, "examples/generate.py"], capture_output=True, text=True, cwd=ROOT)
+
+    # The first tokens are those of the golden file of greedy outputs.
+    assert " Paris.\n\nThe answer is: 2018-01 [length]" in done.stdout
+    drawn = [line for line in done.stdout.splitlines() if "a token, ended by length" in line]
+    assert [line.split(":")[0] for line in drawn] == ["1", "1/1"]
+    assert drawn[0].split(":")[1] != drawn[1].split(":")[1]
+    assert done.stdout.rstrip().endswith("ended by stop")
+
+
+def demo_model_path() -> Path:
+    try:
+        return find_demo_model()
+    except DeviceError as error:
+        pytest.skip(f"{error.message} ({error.hint})")
 
 
 def test_the_pool_example_shows_sharing_and_a_preemption() -> None:

@@ -7,7 +7,7 @@ from kvengine.model_files import find_demo_model
 from kvengine.models.decoder import Decoder
 from kvengine.spec import KVDtype
 from kvengine.torch_runner import load_model
-from tests.oracle.generate import Configuration, compare, load_cases
+from tests.oracle.generate import MATRIX, Configuration, compare, load_cases, matrix_cell
 from tests.support import shared_path
 
 
@@ -42,3 +42,32 @@ def test_demo_model_reproduces_the_known_tokens_after_its_blocks_went_to_the_hos
     )
 
     assert compare(swapped, model, cases).mismatches == ()
+
+
+def test_demo_model_reproduces_the_known_tokens_in_forks_that_share_blocks(model: Decoder) -> None:
+    cases = load_cases(shared_path("oracle/smollm2_greedy.json"))
+
+    assert compare(matrix_cell(32, 64, "each forked"), model, cases).mismatches == ()
+
+
+def test_demo_model_reproduces_the_known_tokens_with_drafts_and_preemptions(model: Decoder) -> None:
+    cases = load_cases(shared_path("oracle/smollm2_greedy.json"))
+    drafts = Configuration(
+        name="",
+        block_size=8,
+        caching=False,
+        num_drafts=4,
+        preempts_each=True,
+        min_preemptions=8,
+        min_accepted_drafts=20,
+    )
+
+    assert compare(drafts, model, cases).mismatches == ()
+
+
+def test_the_matrix_crosses_all_block_sizes_with_all_chunk_budgets_and_events() -> None:
+    cells = {(cell.block_size, cell.token_budget, cell.name.split(", ")[1]) for cell in MATRIX}
+
+    assert len(cells) == len(MATRIX) == 6 * 3 * 4
+    assert {size for size, _, _ in cells} == {1, 8, 16, 32, 64, 128}
+    assert {budget for _, budget, _ in cells} == {16, 64, 512}

@@ -1,14 +1,15 @@
 """Greedy generation by the real model, scheduler and block pool against token ids computed elsewhere.
 
-Every configuration generates the same prompts; what must never matter to the tokens is varied: block size, prefix
-caching, chunk size, which requests share a batch, and whether preempted requests are computed again or swapped.
+Every configuration generates the same prompts; what must never matter to the tokens is varied. A matrix crosses block
+size, chunk size and what happens to the requests: each preempted and computed again, swapped to the host and back,
+found in the prefix cache, or forked. Single configurations add small pools, other allocators, backends and drafts.
 """
 
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from typing import Any
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.select import make_scheduler
 from kvengine.attention.select import BackendName
+from kvengine.clock import RealClock
 from kvengine.config import EngineConfig, PreemptionMode, SchedulerConfig
+from kvengine.drafters import PromptLookup
+from kvengine.engine import Engine
 from kvengine.errors import KVError
 from kvengine.model_files import find_demo_model
 from kvengine.models.decoder import Decoder
@@ -28,8 +32,13 @@ from tests.oracle.outcome import Mismatch, OracleInputError, Outcome
 
 NEAR_TIE_MARGINS = {KVDtype.FLOAT32: 1e-3, KVDtype.BFLOAT16: 0.25}
 """Between first and second logit: where it is smaller, rounding decides which of the two is chosen."""
-_AMPLE_TOKENS = 2048
-"""Room for all prompts and outputs at once, with some to spare."""
+_AMPLE_TOKENS = 3072
+"""Room for all prompts and outputs at once, each twice over in blocks of 128."""
+_NUM_CASES = 8
+_EVENT_AT = 20
+"""Output tokens after which a request is preempted or forked."""
+_HIT_TOKENS = {1: 654, 8: 624, 16: 592, 32: 544, 64: 448, 128: 384}
+"""All full blocks before the last token of each prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,13 @@ class Configuration:
     host_tokens: int = 0
     """Room on the host for tokens of preempted requests; 0: they are computed again."""
     min_swapped_tokens: int = 0
+    preempts_each: bool = False
+    """Each request is preempted once in the middle of its output, though there is room for all."""
+    forks_each: bool = False
+    """Each request is forked in the middle of its output; both must go on alike, from the same blocks."""
+    num_drafts: int = 0
+    """Drafts of each request and step."""
+    min_accepted_drafts: int = 0
 
     def engine_config(self, model: Decoder) -> EngineConfig:
         return EngineConfig(
@@ -79,13 +95,8 @@ class Configuration:
         )
 
 
-CONFIGURATIONS = (
+_SINGLE = (
     Configuration(name="four at a time", block_size=16, caching=False, group_size=4),
-    Configuration(name="whole prompts", block_size=1, caching=False),
-    Configuration(name="whole prompts", block_size=16),
-    Configuration(name="whole prompts", block_size=64, caching=False),
-    Configuration(name="chunks of 64", block_size=1, token_budget=64),
-    Configuration(name="chunks of 64", block_size=64, token_budget=64, caching=False),
     # 438 + 48 tokens is the longest case: the pool holds it and little more, so the others are driven out.
     Configuration(name="small pool", block_size=1, pool_tokens=500, min_preemptions=1),
     Configuration(name="small pool", block_size=8, pool_tokens=512, caching=False, min_preemptions=1),
@@ -112,6 +123,7 @@ CONFIGURATIONS = (
         name="a slab each, chunks of 64",
         block_size=1,
         token_budget=64,
+        pool_tokens=2048,
         allocator=AllocatorKind.CONTIGUOUS,
         max_model_len=512,
     ),
@@ -125,13 +137,50 @@ CONFIGURATIONS = (
         min_hit_tokens=624,
     ),
     Configuration(name="radix tree, small pool", block_size=16, pool_tokens=560, allocator=AllocatorKind.TOKEN_LEVEL),
-    Configuration(name="chunks of 16", block_size=32, token_budget=16),
-    Configuration(name="chunks of 512", block_size=128, token_budget=512),
+    # Five prompts' outputs repeat themselves or their prompts, if only for a few tokens.
+    Configuration(name="drafts", block_size=16, num_drafts=4, min_accepted_drafts=20),
+    Configuration(
+        name="drafts, each preempted",
+        block_size=8,
+        caching=False,
+        num_drafts=4,
+        preempts_each=True,
+        min_preemptions=_NUM_CASES,
+        min_accepted_drafts=20,
+    ),
     # What is left where nothing can be compiled.
     Configuration(name="torch backend", block_size=16, token_budget=64, backend="torch"),
     Configuration(name="torch backend, small pool", block_size=8, pool_tokens=512, min_preemptions=1, backend="torch"),
     Configuration(name="bfloat16", block_size=16, token_budget=64, dtype=KVDtype.BFLOAT16),
 )
+BLOCK_SIZES = (1, 8, 16, 32, 64, 128)
+CHUNK_BUDGETS = (16, 64, 512)
+
+
+def matrix_cell(block_size: int, token_budget: int, event: str) -> Configuration:
+    """One configuration of the matrix; `event` is what happens to each request."""
+    cell = Configuration(
+        name=f"chunks of {token_budget}, {event}", block_size=block_size, token_budget=token_budget, caching=False
+    )
+    match event:
+        case "each preempted":
+            return replace(cell, preempts_each=True, min_preemptions=_NUM_CASES)
+        case "each swapped":
+            return replace(cell, preempts_each=True, host_tokens=_AMPLE_TOKENS, min_swapped_tokens=_NUM_CASES)
+        case "found again":
+            return replace(cell, caching=True, rounds=2, min_hit_tokens=_HIT_TOKENS[block_size])
+        case "each forked":
+            return replace(cell, forks_each=True)
+    raise ValueError(event)
+
+
+MATRIX = tuple(
+    matrix_cell(block_size, token_budget, event)
+    for event in ("each preempted", "each swapped", "found again", "each forked")
+    for token_budget in CHUNK_BUDGETS
+    for block_size in BLOCK_SIZES
+)
+CONFIGURATIONS = (*MATRIX, *_SINGLE)
 
 
 def check(path: Path) -> Iterator[Outcome]:
@@ -166,13 +215,15 @@ def compare(configuration: Configuration, model: Decoder, cases: Sequence[Golden
     run = _Run(configuration, model)
     mismatches: list[Mismatch] = []
     for round_index in range(configuration.rounds):
-        requests = run.generate(cases, f"round {round_index + 1}, " if configuration.rounds > 1 else "")
-        for case, request in zip(cases, requests, strict=True):
+        for case, request in run.generate(cases, f"round {round_index + 1}, " if configuration.rounds > 1 else ""):
             mismatches += _differences(case, request, NEAR_TIE_MARGINS[configuration.dtype])
+    stats = run.engine.stats
     for what, expected, got in (
-        ("preemptions", configuration.min_preemptions, run.num_preemptions),
-        ("prefix-hit tokens", configuration.min_hit_tokens, run.num_hit_tokens),
-        ("tokens swapped in", configuration.min_swapped_tokens, run.num_swapped_tokens),
+        ("preemptions", configuration.min_preemptions, stats.preemptions),
+        ("prefix-hit tokens", configuration.min_hit_tokens, stats.prefix_hit_tokens),
+        ("tokens swapped in", configuration.min_swapped_tokens, stats.swapped_in_tokens or 0),
+        ("accepted drafts", configuration.min_accepted_drafts, stats.accepted_drafts),
+        ("forks that took no block", len(cases) if configuration.forks_each else 0, run.num_free_forks),
     ):
         if got < expected:
             mismatches.append(Mismatch(what, f"at least {expected}", got))
@@ -180,40 +231,58 @@ def compare(configuration: Configuration, model: Decoder, cases: Sequence[Golden
 
 
 class _Run:
-    """One scheduler and one runner, and what happened in them."""
+    """One engine, and what was done to its requests."""
 
     def __init__(self, configuration: Configuration, model: Decoder) -> None:
         config = configuration.engine_config(model)
-        self._group_size = configuration.group_size
-        self._scheduler = make_scheduler(config, configuration.allocator)
-        self._runner = TorchRunner(model, config, backend=configuration.backend)
-        self.num_preemptions = 0
-        self.num_hit_tokens = 0
-        self.num_swapped_tokens = 0
+        self._configuration = configuration
+        self.engine = Engine(
+            config,
+            TorchRunner(model, config, backend=configuration.backend),
+            clock=RealClock(),
+            debug=True,
+            scheduler=make_scheduler(config, configuration.allocator),
+            drafter=PromptLookup(configuration.num_drafts) if configuration.num_drafts else None,
+        )
+        self.num_free_forks = 0
 
-    def generate(self, cases: Sequence[GoldenCase], prefix: str) -> list[Request]:
-        requests = [
-            Request(
-                RequestId(f"{prefix}case {index}"),
-                case.prompt_ids,
-                SamplingParams(max_tokens=len(case.output_ids)),
-            )
-            for index, case in enumerate(cases)
-        ]
-        for start in range(0, len(requests), self._group_size):
-            for request in requests[start : start + self._group_size]:
-                self._scheduler.add_request(request)
-            while self._scheduler.has_unfinished:
-                self._step()
-        return requests
+    def generate(self, cases: Sequence[GoldenCase], prefix: str) -> list[tuple[GoldenCase, Request]]:
+        """Run the cases; the requests that came of each, its fork behind it."""
+        pairs: list[tuple[GoldenCase, Request]] = []
+        for start in range(0, len(cases), self._configuration.group_size):
+            group = [
+                (case, Request(RequestId(f"{prefix}case {index}"), case.prompt_ids, _greedy(case)))
+                for index, case in enumerate(cases[start : start + self._configuration.group_size], start=start)
+            ]
+            pairs += self._run_group(group)
+        return pairs
 
-    def _step(self) -> None:
-        output = self._scheduler.schedule()
-        self._scheduler.update(output, self._runner.execute(output))
-        self._scheduler.check_invariants()
-        self.num_preemptions += len(output.preempted)
-        self.num_swapped_tokens += sum(swap.num_tokens for swap in output.swapped_in)
-        self.num_hit_tokens += sum(admission.num_cached_tokens for admission in output.admitted)
+    def _run_group(self, group: list[tuple[GoldenCase, Request]]) -> list[tuple[GoldenCase, Request]]:
+        for _, request in group:
+            self.engine.add_request(request)
+        forks: list[tuple[GoldenCase, Request]] = []
+        due = list(group) if self._configuration.preempts_each or self._configuration.forks_each else []
+        while self.engine.has_unfinished:
+            self.engine.step()
+            self.engine.raise_if_stalled()
+            reached = [pair for pair in due if pair[1].num_output_tokens >= _EVENT_AT]
+            due = [pair for pair in due if pair[1].num_output_tokens < _EVENT_AT]
+            for case, request in reached:
+                if self._configuration.preempts_each:
+                    self.engine.preempt(request.request_id)
+                else:
+                    forks.append((case, self._fork(request)))
+        return [*group, *forks]
+
+    def _fork(self, request: Request) -> Request:
+        num_used = self.engine.kv_cache.pool.num_used
+        (child,) = self.engine.fork(request.request_id, [RequestId(f"fork of {request.request_id}")])
+        self.num_free_forks += self.engine.kv_cache.pool.num_used == num_used
+        return child
+
+
+def _greedy(case: GoldenCase) -> SamplingParams:
+    return SamplingParams(max_tokens=len(case.output_ids))
 
 
 def _differences(case: GoldenCase, request: Request, near_tie: float) -> list[Mismatch]:
