@@ -114,10 +114,13 @@ def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> De
     Raises:
         ConfigError: The files are missing, broken or of a kind that is not supported.
         DeviceError: There is no such device, or a package that reads the files is not installed.
+        CapacityError: The weights do not fit on it.
     """
     config = read_config(path)
+    target, torch_type = select_device(device), compute_dtype(dtype)
     source = open_weights(path, config)
-    return Decoder(config, source, dtype=compute_dtype(dtype), device=select_device(device))
+    _refuse_more_than_there_is(config, torch_type, target)
+    return Decoder(config, source, dtype=torch_type, device=target)
 
 
 def random_model(config: DecoderConfig, *, dtype: KVDtype, device: DeviceName = "auto", seed: int = 0) -> Decoder:
@@ -129,14 +132,20 @@ def random_model(config: DecoderConfig, *, dtype: KVDtype, device: DeviceName = 
         CapacityError: The weights do not fit on it.
     """
     target, torch_type = select_device(device), compute_dtype(dtype)
-    needed, available = num_parameters(config) * torch_type.itemsize, available_bytes(target)
-    if available is not None and needed > available:
-        raise CapacityError(
-            f"the weights take {format_bytes(needed)} in {dtype}, and {format_bytes(available)} are available"
-            f" on {target.type}"
-        )
+    _refuse_more_than_there_is(config, torch_type, target)
     source = RandomWeights(dtype=torch_type, device=target, seed=seed, norm_weight=1.0 - config.norm_offset)
     return Decoder(config, source, dtype=torch_type, device=target)
+
+
+def _refuse_more_than_there_is(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Say so before it is tried: a system that hands out memory it does not have kills who uses it later."""
+    needed, available = num_parameters(config) * dtype.itemsize, available_bytes(device)
+    if available is not None and needed > available:
+        name = str(dtype).removeprefix("torch.")
+        raise CapacityError(
+            f"the weights take {format_bytes(needed)} in {name}, and {format_bytes(available)} are available"
+            f" on {device.type}"
+        )
 
 
 def load_runner(path: Path, config: EngineConfig, *, device: DeviceName = "auto") -> TorchRunner:

@@ -158,6 +158,10 @@ def test_experts_are_in_the_layers_that_say_so() -> None:
     ("values", "message"),
     [
         ({**DEEPSEEK, "topk_method": "greedy"}, "topk_method: 'greedy' is not supported; 'noaux_tc' is"),
+        (
+            {**DEEPSEEK, "n_group": 8, "topk_group": 4},
+            "n_group: a group is ranked by its two best experts, and these have one each",
+        ),
         ({**DEEPSEEK, "n_group": 3}, "n_group: 8 experts cannot be chosen from 2 of 3 groups"),
         (
             {**DEEPSEEK, "num_experts_per_tok": 5},

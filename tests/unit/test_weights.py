@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvengine.errors import ConfigError
+from kvengine.errors import CapacityError, ConfigError
 from kvengine.model_config.huggingface import config_from_mapping
 from kvengine.model_config.read import read_config
 from kvengine.models.decoder import Decoder
@@ -308,6 +308,14 @@ def test_scales_that_do_not_fit_are_refused(
     save_file(tensors, folder / "model.safetensors")
 
     with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+def test_a_configuration_of_sizes_beyond_memory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps(a_llama_config(intermediate_size=2**39)))
+
+    with pytest.raises(CapacityError, match=r"the weights take \d+\.\d+ TiB in float32, and .* are available on cpu"):
         load(folder)
 
 

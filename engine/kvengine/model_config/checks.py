@@ -49,6 +49,8 @@ def _check_feed(feed: Feed, fields: Fields) -> None:
             "n_group",
             f"{feed.num_experts} experts cannot be chosen from {feed.top_groups} of {feed.num_groups} groups",
         )
+    if feed.selection_bias and feed.num_groups > 1 and feed.num_experts < 2 * feed.num_groups:
+        raise fields.error("n_group", "a group is ranked by its two best experts, and these have one each")
     available = feed.num_experts // feed.num_groups * feed.top_groups
     if feed.top_k > available:
         raise fields.error(
