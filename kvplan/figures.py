@@ -8,6 +8,7 @@ import msgspec
 from kvplan.gpu_log import GpuFigures
 from kvplan.latency import Latencies, RequestTimes
 from kvplan.memory_figures import MemoryFigures
+from kvplan.quality_figures import QualityFigures
 from kvplan.run_profile import ServiceLevel
 from kvplan.timeline import Timeline
 
@@ -79,6 +80,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What the GPUs did meanwhile; None where there are none, or nobody can ask."""
     memory: MemoryFigures | None = None
     """What became of the pool's slots."""
+    quality: QualityFigures | None = None
+    """How far what the model says is from what it says with another type of cache; None where nobody asked."""
 
     @property
     def prefix_hit_rate(self) -> float | None:
@@ -105,7 +108,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 def combined(figures: Sequence[Figures], choose: Callable[[list[float]], float]) -> Figures:
     """Figures of repeats as one: each chosen among the values of those that have it, such as by `median`.
 
-    Latencies, usage over time and what became of the memory are those of the first.
+    Latencies, usage over time, quality and what became of the memory are those of the first.
     """
     values: dict[str, Any] = {}
     for name in Figures.__struct_fields__:

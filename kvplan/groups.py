@@ -162,6 +162,21 @@ METRICS = (
         of=lambda figures: figures.swapped_in_tokens,
     ),
     Metric(
+        key="kl_mean",
+        title="divergence from the reference cache, mean",
+        unit="nats",
+        higher_is_better=False,
+        of=lambda figures: figures.quality.kl_mean if figures.quality else None,
+    ),
+    Metric(
+        key="top1_agreement",
+        title="same likeliest token as the reference cache",
+        unit="",
+        higher_is_better=True,
+        of=lambda figures: figures.quality.top1_agreement if figures.quality else None,
+        is_share=True,
+    ),
+    Metric(
         key="output_tokens_per_joule",
         title="output tokens a joule",
         unit="tokens",

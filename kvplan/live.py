@@ -21,6 +21,7 @@ from kvplan.gpu_log import GpuLog
 from kvplan.memory_figures import memory_figures
 from kvplan.point_engine import closing, engine_figures, schedule_of, scheduler_of
 from kvplan.prepare import PreparedPoint
+from kvplan.quality import measure_quality
 from kvplan.requests.schedule import Schedule
 from kvplan.requests.spec import RequestSpec
 from kvplan.run_model import LiveModels
@@ -116,6 +117,7 @@ def run_live(
         weight_bytes=runner.weight_bytes,
         host_cache_bytes=runner.host_cache_bytes,
         gpus=gpus.figures(),
+        quality=None if error or out_of_time else measure_quality(prepared, requests, models),
     )
     environment = models.environment()
     if control.num_obeyed:

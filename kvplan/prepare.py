@@ -54,7 +54,7 @@ class PreparedPoint:
     @property
     def is_served(self) -> bool:
         """Whether a server is measured."""
-        return self.point.profile.target == "openai"
+        return self.point.profile.is_served
 
     @property
     def workload(self) -> Workload:

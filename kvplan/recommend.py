@@ -59,7 +59,11 @@ def _sentence(groups: Sequence[PointGroup], best: PointGroup, base: PointGroup, 
         alike = [group for group in alike if group is not base]
     else:
         head = f"{best.label}: {show_change(gain)} {metric.title} against {base.label}{_preemptions_beside(base, best)}"
-    parts = [head, *([f"not distinguishable from {_listed(alike)}"] if alike and _has_spread(groups) else [])]
+    parts = [
+        head,
+        *_quality_of(best),
+        *([f"not distinguishable from {_listed(alike)}"] if alike and _has_spread(groups) else []),
+    ]
     return "; ".join([*parts, _evidence(groups)]) + "."
 
 
@@ -89,6 +93,18 @@ def _preemptions_beside(base: PointGroup, best: PointGroup) -> str:
     if not before or not after or fmean(before.values()) == fmean(after.values()):
         return ""
     return f", with {fmean(after.values()):,.4g} preemptions instead of {fmean(before.values()):,.4g}"
+
+
+def _quality_of(best: PointGroup) -> list[str]:
+    """What more of something costs in output quality."""
+    measured = best.first.measured
+    if measured is None or measured.quality is None or measured.quality.kl_max == 0:
+        return []
+    quality = measured.quality
+    return [
+        f"{best.label} diverges from a {quality.reference} cache by {quality.kl_mean:.2g} nats on average, with the"
+        f" same likeliest token at {100 * quality.top1_agreement:.1f} % of {quality.num_positions:,} positions"
+    ]
 
 
 def _listed(groups: Sequence[PointGroup]) -> str:

@@ -87,14 +87,17 @@ COLUMNS = (
     Column(title="step ms\np50/p90", show=_step_ms, is_timed=True),
 )
 
+_FIRST_HITS = Column(title="first\nhits", show=lambda figures: show_count(figures.first_prefix_hit_tokens))
+"""In place of all prefix hits where a server does not count those of resumptions."""
+
 PLANNED_NOTE = (
     "planned: the blocks from the budget, the rest simulated: the same scheduler on the same requests, without a model"
     " and with every output at its full length"
 )
 UNITS_NOTE = (
-    "prefix hits, those of resumptions included, recomputed and swapped in, in tokens; tail waste: unused slots in the"
-    " last blocks of running requests, or in what is reserved for them, as a share of all slots in use, over the steps;"
-    " prompt tok/s counts whole prompts, also what was found in the prefix cache"
+    "prefix hits, those of resumptions included (first hits: without them), recomputed and swapped in, in tokens; tail"
+    " waste: unused slots in the last blocks of running requests, or in what is reserved for them, as a share of all"
+    " slots in use, over the steps; prompt tok/s counts whole prompts, also what was found in the prefix cache"
 )
 
 
@@ -106,7 +109,7 @@ def report_table(points: Sequence[PointResult]) -> ReportTable:
     """
     axes = points[0].axes
     is_timed = any(point.measured is not None for point in points)
-    columns = [column for column in COLUMNS if (is_timed or not column.is_timed) and _is_known(column, points)]
+    columns = [column for column in _columns(points) if (is_timed or not column.is_timed) and _is_known(column, points)]
     groups = group_repeats(points)
     return ReportTable(
         titles=[*map(two_lines, axes), "", *(column.title for column in columns)],
@@ -114,6 +117,13 @@ def report_table(points: Sequence[PointResult]) -> ReportTable:
         num_heads=len(axes) + 1,
         notes=[*_notes(points), *_repeat_notes(groups)],
     )
+
+
+def _columns(points: Sequence[PointResult]) -> list[Column]:
+    """All columns; hits are counted in the way that every point has them."""
+    measured = [point.measured for point in points if point.measured is not None]
+    tells_first = any(one.prefix_hit_tokens is None and one.first_prefix_hit_tokens is not None for one in measured)
+    return [_FIRST_HITS if tells_first and column.title == "prefix\nhits" else column for column in COLUMNS]
 
 
 def _is_known(column: Column, points: Sequence[PointResult]) -> bool:
@@ -311,5 +321,5 @@ def _flat(record: dict[str, object]) -> dict[str, object]:
     return flat
 
 
-_GROUPS = ("measured", "latencies", "timeline", "memory", "gpus", "ttft", "itl", "tpot", "e2e")
+_GROUPS = ("measured", "latencies", "timeline", "memory", "gpus", "quality", "ttft", "itl", "tpot", "e2e")
 """Mappings that a run may be without: they then have no columns of their own."""

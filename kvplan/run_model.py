@@ -59,12 +59,10 @@ class RunModel:
         if isinstance(self.geometry, ModelSpec):
             layers = spec_layers(self.geometry, dtype, block_size, tensor_parallel=tensor_parallel)
             return engine_layout(layers, dtype, where=self.name, keeps_all=keeps_all)
-        if tensor_parallel > 1:
-            raise ConfigError(
-                f"{self.name} is run on one device; tensor_parallel {tensor_parallel} can only be simulated",
-                hint="target: simulated, with a model profile",
-            )
-        layers = decoder_layers(self.geometry, dtype, block_size)
+        if tensor_parallel > 1:  # simulated, or run by somebody else
+            layers = spec_layers(self.plan_spec(), dtype, block_size, tensor_parallel=tensor_parallel)
+        else:
+            layers = decoder_layers(self.geometry, dtype, block_size)
         return engine_layout(layers, dtype, where=self.name, keeps_all=keeps_all)
 
     def weight_bytes(self, dtype: KVDtype) -> int | None:
@@ -264,6 +262,24 @@ class LiveModels:
             self._loaded = None  # two models need not fit side by side
             self._loaded = (key, _load(model, dtype, device))
         return self._loaded[1]
+
+    @property
+    def compute_dtype(self) -> KVDtype:
+        """Type that the last model computes in."""
+        assert self._loaded is not None, "no model was loaded"
+        return self._loaded[0][2]
+
+    def beside(self, config: EngineConfig) -> "TorchRunner":
+        """Give the last model another pool, beside that of its run.
+
+        Raises:
+            ConfigError: The engine cannot run the model in this KV type.
+            CapacityError: The pool does not fit on the device.
+        """
+        from kvengine.torch_runner import TorchRunner
+
+        assert self._loaded is not None, "no model was loaded"
+        return TorchRunner(self._loaded[1], config)
 
     def environment(self) -> dict[str, str]:
         """Device, versions, type and kernels that the last runner computes with."""

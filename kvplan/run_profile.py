@@ -18,8 +18,11 @@ from kvplan.workload import Workload
 
 Setting = str | int | float | bool | None
 
-Target = Literal["engine", "simulated", "openai"]
-"""Where a run happens: our engine with a real model, its scheduler alone without a model, or a server over HTTP."""
+Target = Literal["engine", "simulated", "openai", "vllm", "sglang"]
+"""Where a run happens: our engine with a real model, its scheduler alone without a model, a server over HTTP, or vLLM
+or SGLang, started for each point with what the run says."""
+SERVED: tuple[Target, ...] = ("openai", "vllm", "sglang")
+STARTED: tuple[Target, ...] = ("vllm", "sglang")
 Device = Literal["auto", "cpu", "cuda"]
 Load = Literal["weights", "random"]
 ComputeDtype = Literal["auto", "float32", "float16", "bfloat16"]
@@ -63,16 +66,29 @@ class ServerTarget(FileSchema, frozen=True, kw_only=True):
     command: str = ""
     """Started for each point and stopped behind it; `{block_size}` and other keys of the run are filled in, and
     `{port}`."""
+    weights: str = ""
+    """What vLLM or SGLang load: a folder or a Hugging Face id; the run's model, if that is a folder, if not given."""
+    program: str = ""
+    """How vLLM or SGLang are called, if not by their usual command: `python -m vllm.entrypoints.openai.api_server`."""
+    arguments: str = ""
+    """More words for the launch line of vLLM or SGLang."""
     ready_s: LimitSeconds = 600.0
     """How long a start may take."""
     api_key_env: str = ""
     """Environment variable with a bearer token."""
 
     def __post_init__(self) -> None:
-        if not self.url and not self.command:
-            raise ValueError("expected a url or a command")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"expected an address such as http://127.0.0.1:8000, got {self.url!r}")
+
+
+class QualityCheck(FileSchema, frozen=True, kw_only=True):
+    """Compare what the model says with the run's cache and with one in another type, on the workload's own prompts."""
+
+    prompts: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 16
+    """Most prompts that are compared."""
+    reference: KVDtype | None = None
+    """Type of the cache that is compared with; the type computed in if not given."""
 
 
 class RunProfile(FileSchema, frozen=True, kw_only=True):
@@ -147,9 +163,16 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     """How long a step is taken to last in a simulation whose requests come by time."""
 
     server: ServerTarget | None = None
-    """Of target `openai`."""
+    """Of the targets `openai`, `vllm` and `sglang`."""
     slo: ServiceLevel | None = None
     """What a request must keep to count as good."""
+    quality: QualityCheck | None = None
+    """What a cache in fewer bits does to the output, measured behind the run."""
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server is measured."""
+        return self.target in SERVED
 
     @property
     def compute_dtype(self) -> KVDtype | None:
@@ -161,7 +184,7 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
         """Every key but the description, as plain values; inner ones as `slo.ttft_s`."""
         values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=int)
         del values["about"]
-        for group in ("slo", "server"):
+        for group in ("slo", "server", "quality"):
             inner = values.pop(group) or {}
             values |= {f"{group}.{key}": value for key, value in inner.items()}
         return values
@@ -219,21 +242,55 @@ def check_profile(profile: RunProfile, workload: Workload | None, *, where: str)
     if workload is None:
         message = "key 'workload' is missing: a name under profiles/workloads, or a YAML file"
         raise ConfigError(message, where=where)
-    if (profile.target == "openai") != (profile.server is not None):
-        raise ConfigError("target openai and key server go together", where=where)
+    _check_server(profile, where=where)
+    _check_quality(profile, workload, where=where)
     _check_allocator(profile, where=where)
     _check_pool(profile, where=where)
     _check_pressure(profile, workload, where=where)
     return workload
 
 
+def _check_server(profile: RunProfile, *, where: str) -> None:
+    """Refuse a server without a target for it, and keys of another target."""
+    server = profile.server
+    if (server is not None and not profile.is_served) or (server is None and profile.target == "openai"):
+        raise ConfigError("target openai and key server go together", where=where)
+    if profile.target == "engine" and profile.tensor_parallel > 1:
+        message = f"a live run has one device, got {profile.tensor_parallel}"
+        hint = "more can be simulated, or are had by the targets vllm and sglang"
+        raise ConfigError(message, where=f"{where}: tensor_parallel", hint=hint)
+    if server is None:
+        return
+    if profile.target == "openai" and not server.url and not server.command:
+        raise ConfigError("expected a url or a command", where=f"{where}: server")
+    if profile.target in STARTED and server.url:
+        raise ConfigError(
+            "a server that is started for each point; one that runs is target openai", where=f"{where}: server.url"
+        )
+    for key in ("weights", "program", "arguments"):
+        if getattr(server, key) and (profile.target == "openai" or server.command):
+            raise ConfigError("only the launch line of target vllm or sglang has it", where=f"{where}: server.{key}")
+
+
+def _check_quality(profile: RunProfile, workload: Workload, *, where: str) -> None:
+    """Refuse to measure quality where no model says anything, or on nonsense."""
+    if profile.quality is None:
+        return
+    if profile.target != "engine":
+        message = f"it is measured on our own engine's logits: target engine, got {profile.target}"
+        raise ConfigError(message, where=f"{where}: quality")
+    if not workload.needs_tokenizer:
+        message = "random tokens say nothing of quality: name a workload of texts"
+        raise ConfigError(message, where=f"{where}: quality")
+
+
 def _check_pool(profile: RunProfile, *, where: str) -> None:
     """Refuse no size of the pool, and several."""
-    if profile.gpu_memory_utilization is not None and profile.gpu is None:
+    if profile.gpu_memory_utilization is not None and profile.gpu is None and not profile.is_served:
         raise ConfigError("it is a share of a card, and key gpu names none", where=f"{where}: gpu_memory_utilization")
     pools = {"available_kv": profile.available_kv, "num_blocks": profile.num_blocks, "gpu": profile.gpu}
     given = [key for key, value in pools.items() if value is not None]
-    if len(given) == 1 or (not given and profile.target == "openai"):  # a server says what its pool is
+    if len(given) == 1 or (not given and profile.is_served):  # a server says what its pool is
         return
     said = " and ".join(given) or "none of them"
     raise ConfigError(f"expected one of available_kv (such as 48MiB), num_blocks and gpu, got {said}", where=where)
@@ -272,7 +329,7 @@ def _check_pressure(profile: RunProfile, workload: Workload, *, where: str) -> N
 def _check_allocator(profile: RunProfile, *, where: str) -> None:
     """Refuse keys that the allocator has no use for."""
     kind = profile.allocator
-    if profile.target == "openai" and kind is not AllocatorKind.PAGED:
+    if profile.is_served and kind is not AllocatorKind.PAGED:
         raise ConfigError(f"a server has an allocator of its own, got {kind}", where=f"{where}: allocator")
     if kind is not AllocatorKind.TOKEN_LEVEL:
         for key, value, usual in (("page_size", profile.page_size, 1), ("queue_order", profile.queue_order, "fcfs")):

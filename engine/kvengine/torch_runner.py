@@ -1,8 +1,10 @@
 """A real decoder on real cache tensors: the step that the scheduler decided, computed by torch."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kvengine.attention.select import BackendName, DeviceName, compute_dtype, select_backend, select_device
 from kvengine.batch import BatchBuilder
@@ -21,6 +23,7 @@ from kvengine.sampler import sample
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.spec import KVDtype
 from kvengine.step_tokens import StepTokens
+from kvengine.teacher_forcing import forced_logits
 from kvengine.units import format_bytes
 
 
@@ -44,6 +47,7 @@ class TorchRunner:
             message = f"max_model_len {config.scheduler.max_model_len} is more than the model's"
             raise ConfigError(f"{message} {model.config.max_model_len}")
         self._model = model
+        self._config = config
         self._builder = BatchBuilder(config, model.device)
         self._attention, self.backend_reason = select_backend(
             config,
@@ -93,6 +97,14 @@ class TorchRunner:
                 f" {self._model.device.type}: {str(error).splitlines()[0]}",
                 hint="lower max_num_batched_tokens or max_num_seqs, or use fewer blocks",
             ) from None
+
+    def forced_logits(self, token_ids: Sequence[int], *, chunk_tokens: int) -> Iterator[Tensor]:
+        """Give the logits behind every token of a text; what the pool holds is lost. See `forced_logits`.
+
+        Raises:
+            CapacityError: The text does not fit into the pool.
+        """
+        return forced_logits(self._model, self._attention, self._config, token_ids, chunk_tokens=chunk_tokens)
 
     @torch.inference_mode()
     def _execute(self, output: SchedulerOutput) -> StepTokens:

@@ -48,9 +48,9 @@ def report_results(
     from kvengine.errors import ConfigError
     from kvplan.cli.result_tables import print_results
     from kvplan.loading import did_you_mean
-    from kvplan.memory_table import memory_table
     from kvplan.report import latest_series, report_markdown, series_title, split_series, table_markdown
     from kvplan.results import ResultsFile, write_text
+    from kvplan.side_tables import side_tables
 
     refuse_two_forms(output_format, as_json)
     form = ReportFormat.JSON if as_json else output_format or ReportFormat.TABLE
@@ -92,9 +92,8 @@ def report_results(
     if form is ReportFormat.MARKDOWN:
         for group in groups:
             print_text(f"## {series_title(group, groups)}\n\n{report_markdown(group)}")
-            memory = memory_table(group)
-            if memory is not None:
-                print_text(table_markdown(memory))
+            for title, table in side_tables(group):
+                print_text(f"### {title}\n\n{table_markdown(table)}")
     elif form is ReportFormat.TABLE:
         for group in groups:
             print_results(group, Format.TABLE, title=series_title(group, groups))

@@ -12,10 +12,10 @@ from kvengine.units import format_bytes
 from kvplan.budget_report import part_record
 from kvplan.cli.budget_table import memory_section
 from kvplan.cli.output import Format, print_csv, print_json, print_rich, stdout_console
-from kvplan.memory_table import memory_table
 from kvplan.report import UNKNOWN, ReportTable, report_document, report_rows, report_table, show_duration
 from kvplan.results import PointResult
 from kvplan.run_profile import show_setting
+from kvplan.side_tables import side_tables
 from kvplan.time_estimate import PlannedPoint
 
 if TYPE_CHECKING:
@@ -50,10 +50,9 @@ def print_plans(plans: Sequence[PlannedPoint], output_format: Format, *, title: 
 
 def _print_result_table(points: Sequence[PointResult], title: str) -> None:
     _print_table(report_table(points), title)
-    memory = memory_table(points)
-    if memory is not None:
+    for name, table in side_tables(points):
         print_rich("")
-        _print_table(memory, "memory")
+        _print_table(table, name)
 
 
 def _print_table(report: ReportTable, title: str) -> None:

@@ -10,13 +10,20 @@ import msgspec
 
 from kvplan.groups import PointGroup, group_repeats, judged_figures, objective, present_metrics
 from kvplan.heatmap import read_heat_map
-from kvplan.memory_table import memory_table
 from kvplan.recommend import recommend
 from kvplan.report import ReportTable, report_table
 from kvplan.results import PointResult
 from kvplan.run_profile import show_setting
+from kvplan.side_tables import side_tables
 
-_PLANNED = ("peak_blocks_in_use", "preemptions", "prefix_hit_tokens", "recomputed_tokens", "steps")
+_PLANNED = (
+    "peak_blocks_in_use",
+    "preemptions",
+    "prefix_hit_tokens",
+    "first_prefix_hit_tokens",
+    "recomputed_tokens",
+    "steps",
+)
 
 
 def html_page(series: Sequence[Sequence[PointResult]], *, title: str) -> str:
@@ -48,9 +55,7 @@ def _section(points: Sequence[PointResult], number: int) -> str:
     if advice is not None:
         parts.append(f'<p class="advice">{escape(advice.sentence)}</p>')
     parts += [_facts(points), f'<div class="plots" data-series="{number}"></div>', _table(report_table(points))]
-    memory = memory_table(points)
-    if memory is not None:
-        parts.append(_table(memory))
+    parts += [f"<h3>{escape(title)}</h3>{_table(table)}" for title, table in side_tables(points)]
     return "<section>\n" + "\n".join(parts) + "\n</section>"
 
 
@@ -109,6 +114,7 @@ def _data(points: Sequence[PointResult]) -> dict[str, object]:
                 "timeline": msgspec.to_builtins(judged_figures(group.first).timeline),
                 "unit": latencies.unit if (latencies := judged_figures(group.first).latencies) else "",
                 "heat": _heat(group),
+                "quality": msgspec.to_builtins(judged_figures(group.first).quality),
             }
             for group in groups
         ],

@@ -132,7 +132,8 @@
       const own = groups.filter(group => nameOf(group) === name)
         .sort((a, b) => positions.indexOf(a.settings[axis]) - positions.indexOf(b.settings[axis]));
       const at = group => [x(group.settings[axis]) + shift, y(median(group.values[metric.key]) * metric.scale)];
-      if (own.length > 1) element("polyline", { points: own.map(group => at(group).join(",")).join(" "), fill: "none",
+      // Between values that are no numbers there is nothing on the way.
+      if (own.length > 1 && numeric) element("polyline", { points: own.map(group => at(group).join(",")).join(" "), fill: "none",
         stroke: color(index), "stroke-width": 1.5, "stroke-dasharray": ["", "6 3", "2 3", "8 3 2 3"][index % 4] }, layer);
       for (const group of own) {
         const found = group.values[metric.key].map(value => value * metric.scale), [px, py] = at(group);
@@ -270,13 +271,13 @@
     const rows = data.groups.flatMap(group => group.planned.map(item => ({ ...item, label: group.label })));
     if (!rows.length) return;
     const names = [...new Set(rows.map(row => row.name))];
-    const plot = figure(parent, "measured over planned", "(100 %: exactly as planned)");
+    const plot = figure(parent, "measured over planned", "(100 %: exactly as planned)", true), width = 1000;
     const share = row => row.planned ? 100 * row.measured / row.planned : row.measured ? null : 100;
     const found = rows.map(share).filter(value => value !== null);
     const yTicks = ticksAbove(0, Math.max(110, ...found)), y = scale(0, yTicks[yTicks.length - 1], H - PAD.bottom, PAD.top);
-    const step = (W - PAD.left - PAD.right) / names.length, x = name => PAD.left + (names.indexOf(name) + 0.5) * step;
-    const svg = frame(plot.node, { xTicks: names.map(name => [name, name.replace("blocks in use", "use").replace(" tokens", "")]), yTicks, x, y, xTitle: "", yTitle: "%" });
-    element("line", { x1: PAD.left, x2: W - PAD.right, y1: y(100), y2: y(100), stroke: "var(--mark)", "stroke-dasharray": "5 3" }, svg);
+    const step = (width - PAD.left - PAD.right) / names.length, x = name => PAD.left + (names.indexOf(name) + 0.5) * step;
+    const svg = frame(plot.node, { width, xTicks: names.map(name => [name, name]), yTicks, x, y, xTitle: "", yTitle: "%" });
+    element("line", { x1: PAD.left, x2: width - PAD.right, y1: y(100), y2: y(100), stroke: "var(--mark)", "stroke-dasharray": "5 3" }, svg);
     const labels = [...new Set(rows.map(row => row.label))];
     for (const row of rows) {
       const value = share(row), index = labels.indexOf(row.label);
@@ -287,12 +288,37 @@
     legend(plot.node, labels, () => {});
   }
 
+  // Divergence from the reference cache by how many tokens came before; positions double from tick to tick.
+  function quality(parent, data) {
+    const groups = data.groups.filter(group => group.quality && group.quality.kl_max > 0);
+    if (!groups.length) return;
+    const spans = groups.flatMap(group => group.quality.by_position);
+    const starts = [...new Set(spans.map(span => span.start))].sort((a, b) => a - b);
+    const logs = spans.map(span => Math.log10(span.kl_mean)).filter(Number.isFinite);
+    const low = Math.floor(Math.min(...logs)), high = Math.max(Math.ceil(Math.max(...logs)), low + 1);
+    const yTicks = Array.from({ length: high - low + 1 }, (_, index) => 10 ** (low + index));
+    const place = scale(low, high, H - PAD.bottom, PAD.top), y = value => place(Math.log10(value));
+    const step = (W - PAD.left - PAD.right) / starts.length, x = start => PAD.left + (starts.indexOf(start) + 0.5) * step;
+    const reference = [...new Set(groups.map(group => group.quality.reference))].join(", ");
+    const plot = figure(parent, "divergence by position", `(nats from a ${reference} cache, mean, logarithmic; lower is better)`);
+    const svg = frame(plot.node, { xTicks: starts.map(start => [start, `${start}+`]), yTicks, x, y, xTitle: "tokens before" });
+    const layers = groups.map((group, index) => {
+      const layer = element("g", {}, svg), own = group.quality.by_position.filter(span => span.kl_mean > 0);
+      element("polyline", { points: own.map(span => `${x(span.start)},${y(span.kl_mean)}`).join(" "), fill: "none", stroke: color(index), "stroke-width": 1.5 }, layer);
+      for (const span of own)
+        plot.hover(mark(layer, SHAPES[index % 4], x(span.start), y(span.kl_mean), 4, color(index)),
+          `${group.label}\nfrom ${span.start} tokens on: ${show(span.kl_mean)} nats\nsame likeliest token: ${show(100 * span.top1_agreement)} % of ${span.num_positions}`);
+      return layer;
+    });
+    legend(plot.node, groups.map(group => group.label), (index, on) => { layers[index].style.display = on ? "" : "none"; });
+  }
+
   const series = JSON.parse(document.getElementById("data").textContent);
   for (const box of document.querySelectorAll(".plots")) {
     const data = series[Number(box.dataset.series)];
     const variety = axis => new Set(data.groups.map(group => group.settings[axis])).size;
     const axis = [...data.axes].sort((a, b) => variety(b) - variety(a))[0];
-    const wanted = [data.objective, "preemptions", "tail_waste_fraction", "prefix_hit_rate", "recomputed_tokens", "peak_usage"];
+    const wanted = [data.objective, "preemptions", "tail_waste_fraction", "prefix_hit_rate", "recomputed_tokens", "peak_usage", "kl_mean", "top1_agreement"];
     const tails = data.metrics.filter(metric => /_p99_/.test(metric.key));
     const chosen = [...[...new Set(wanted)].map(key => data.metrics.find(metric => metric.key === key)).filter(Boolean), ...tails];
     const everyValue = metric => new Set(data.groups.flatMap(group => group.values[metric.key]));
@@ -307,6 +333,7 @@
     }
     pareto(box, data);
     planned(box, data);
+    quality(box, data);
     usage(box, data);
     heat(box, data);
   }

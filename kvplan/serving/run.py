@@ -24,6 +24,7 @@ from kvplan.requests.spec import RequestSpec
 from kvplan.run_profile import ServerTarget
 from kvplan.serving.client import CompletionClient
 from kvplan.serving.command import fill_command, free_port, log_facts, started
+from kvplan.serving.launch import launch_words
 from kvplan.serving.load import LoadDriver, LoadResult
 from kvplan.serving.watch import ServerWatch
 
@@ -63,8 +64,7 @@ def run_served(
         CapacityError: A server that was to be started did not become ready.
         DeviceError: No server answers, or httpx is not installed.
     """
-    target = prepared.point.profile.server
-    assert target is not None, "checked when the profile was loaded"
+    target = prepared.point.profile.server or ServerTarget()
     with tempfile.TemporaryDirectory() as folder:
         log = log or Path(folder) / "server.log"
         with _server(target, prepared, log) as url:
@@ -73,7 +73,7 @@ def run_served(
             gpus = GpuLog(pid=None)
             with gpus if _is_here(url) else nullcontext():
                 result = asyncio.run(_load(prepared, requests, target, url, watch, progress))
-        facts = log_facts(log) if target.command else {}
+        facts = log_facts(log) if log.exists() else {}
     run = _served_run(prepared, result, watch, {"url": url, **facts}, len(requests))
     return replace(run, measured=msgspec.structs.replace(run.measured, gpus=gpus.figures()))
 
@@ -86,15 +86,32 @@ def _is_here(url: str) -> bool:
 @contextmanager
 def _server(target: ServerTarget, prepared: PreparedPoint, log: Path) -> Iterator[str]:
     """The address of a server that runs, or is started for the point."""
-    if not target.command:
+    profile = prepared.point.profile
+    if profile.target == "openai" and not target.command:
         yield target.url.rstrip("/")
         return
     port = free_port()
     url = target.url.rstrip("/") or f"http://127.0.0.1:{port}"
-    values = {**prepared.point.settings, "port": port}
-    command = fill_command(target.command, values, where=f"{prepared.point.where}: server.command")
+    if target.command:
+        values = {**prepared.point.settings, "port": port}
+        command = fill_command(target.command, values, where=f"{prepared.point.where}: server.command")
+    else:
+        command = launch_words(profile, weights=_weights(target, prepared), port=port)
     with started(command, url, log=log, ready_s=target.ready_s):
         yield url
+
+
+def _weights(target: ServerTarget, prepared: PreparedPoint) -> str:
+    """What an engine is to load: as it was said, or the files of the run's model."""
+    path = prepared.model.path
+    if target.weights or path is None:
+        if not target.weights:
+            message = (
+                f"{prepared.model.name} is a model profile, which has no weights: name a folder or Hugging Face id"
+            )
+            raise ConfigError(message, where=f"{prepared.point.where}: server.weights")
+        return target.weights
+    return str(path.parent if path.suffix == ".json" else path)
 
 
 def _api_key(target: ServerTarget) -> str:
@@ -196,7 +213,7 @@ def _figures(prepared: PreparedPoint, result: LoadResult, watch: ServerWatch, co
     return msgspec.structs.replace(
         figures,
         preemptions=window.preemptions,
-        prefix_hit_tokens=None if hits is None or unit is None else hits * unit,
+        # What preempted requests find again is not in a server's count.
         first_prefix_hit_tokens=None if hits is None or unit is None else hits * unit,
         admitted_prompt_tokens=None if queries is None or unit is None else queries * unit,
     )

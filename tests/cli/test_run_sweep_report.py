@@ -85,8 +85,12 @@ def test_table_json_and_csv_agree(kvplan: Callable[..., Done]) -> None:
     for row, point in zip(rows, document["points"], strict=True):
         planned = point["planned"]
         assert isinstance(planned, dict)
-        assert planned["gpus"] is None
-        single = {key: value for key, value in planned.items() if not isinstance(value, dict) and key != "gpus"}
+        assert planned["gpus"] is planned["quality"] is None
+        single = {
+            key: value
+            for key, value in planned.items()
+            if not isinstance(value, dict) and key not in ("gpus", "quality")
+        }
         assert {key: row[f"planned_{key}"] for key in single} == {
             key: "" if value is None else str(value) for key, value in single.items()
         }

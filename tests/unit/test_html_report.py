@@ -117,19 +117,60 @@ def test_a_heat_map_comes_from_a_recording(tmp_path: Path) -> None:
     assert read_heat_map(tmp_path / "gone.kvrec") is None
 
 
-def test_a_browser_draws_every_plot(points: list[PointResult], tmp_path: Path) -> None:
+def captions_in_browser(page: str, folder: Path) -> tuple[list[str], str]:
+    """Draw a page in a real browser; gives the titles of its plots, and the whole of what was drawn."""
     browser = find_chromium()
     if browser is None:
         pytest.skip("needs chromium, which is not installed")
-    file = tmp_path / "report.html"
-    file.write_text(html_page(split_series(points), title="report"))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={tmp_path / 'user'}"]
+    file = folder / "report.html"
+    file.write_text(page)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder / 'user'}"]
     command = [browser, *flags, *QUIET_FLAGS, "--dump-dom", file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=keeping_to(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=keeping_to(folder))
+    assert "NaN" not in re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
+    return re.findall(r"<figcaption>([^<]+)<", done.stdout), done.stdout
 
-    captions = re.findall(r"<figcaption>([^<]+)<", done.stdout)
+
+def test_a_browser_draws_every_plot(points: list[PointResult], tmp_path: Path) -> None:
+    captions, drawn = captions_in_browser(html_page(split_series(points), title="report"), tmp_path)
+
     assert captions[0] == "output tokens a step"
     assert {"preemptions", "waste in the last blocks", "prefix hit rate", "the pool over time"} <= {*captions}
     assert "output tokens a step against latency" in captions
-    assert done.stdout.count("<svg") == len(captions)
-    assert "NaN" not in re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
+    assert drawn.count("<svg") == len(captions)
+
+
+def test_a_browser_draws_what_only_live_points_have(points: list[PointResult], tmp_path: Path) -> None:
+    import msgspec
+
+    from kvplan.quality_figures import PositionSpan, QualityFigures
+
+    spans = [
+        PositionSpan(start=start, num_positions=9, kl_mean=kl, top1_agreement=0.9)
+        for start, kl in ((0, 0.0), (16, 1e-4), (32, 0.02))
+    ]
+    quality = QualityFigures(
+        reference="float32",
+        num_texts=1,
+        num_positions=27,
+        kl_mean=0.007,
+        kl_p50=0.001,
+        kl_p99=0.02,
+        kl_max=0.02,
+        top1_agreement=0.9,
+        perplexity=20.0,
+        reference_perplexity=19.0,
+        by_position=spans,
+    )
+    live = [
+        msgspec.structs.replace(point, measured=msgspec.structs.replace(point.planned, quality=quality))
+        for point in points
+    ]
+    page = html_page(split_series(live), title="report")
+    captions, drawn = captions_in_browser(page, tmp_path)
+
+    assert {"measured over planned", "divergence by position"} <= {*captions}
+    # A mean of 0 has no place on a logarithmic scale, and no mark.
+    assert drawn.count("from 16 tokens on: 0.0001 nats") == 6
+    assert "from 0 tokens on" not in drawn
+    assert "<h3>quality</h3>" in page
