@@ -73,5 +73,5 @@ def _batch(chunk: Sequence[int], start: int, tables: np.ndarray, block_size: int
         host_query_start_loc=starts,
         host_context_lens=lengths,
         sampled_tokens=torch.arange(count, device=device),
-        sampled_requests=(),
+        sampled_rows=(),
     )
