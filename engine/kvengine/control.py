@@ -50,6 +50,11 @@ ACCEPTS = ("pause", "resume", "steps", "speed", "resize", "abort", "preempt")
 class Steered(Protocol):
     """What is steered of an engine."""
 
+    @property
+    def scheduler(self) -> EngineScheduler:
+        """What decides its steps."""
+        ...
+
     def abort(self, request_id: RequestId) -> Request | None:
         """Take a request out."""
         ...
@@ -72,11 +77,6 @@ class Commanded(Protocol):
 
     def tell(self, data: bytes) -> None:
         """Send a frame to all viewers."""
-        ...
-
-    @property
-    def scheduler(self) -> EngineScheduler | None:
-        """The scheduler, once a step was published."""
         ...
 
     @property
@@ -145,9 +145,7 @@ class EngineControl:
             usable_blocks: How many.
             preempt: Preempt requests with the next step until the blocks are there.
         """
-        scheduler = self._publisher.scheduler if self._publisher is not None else None
-        if scheduler is None:
-            return "the engine has not taken a step yet"
+        scheduler = self._scheduler
         if not isinstance(scheduler, Scheduler) or not isinstance(scheduler.kv_cache.pool, BlockPool):
             return "only a pool of blocks can be made smaller, and this engine hands out memory in another way"
         most, least = scheduler.kv_cache.pool.num_blocks - 1, _blocks_of_largest(scheduler)
@@ -208,7 +206,7 @@ class EngineControl:
     def _let_go(self) -> None:
         self._is_steered = self._is_paused = False
         self._steps_left, self._steps_per_s = None, 0.0
-        scheduler = self._publisher.scheduler if self._publisher is not None else None
+        scheduler = self._scheduler
         if isinstance(scheduler, Scheduler) and isinstance(scheduler.kv_cache.pool, BlockPool):
             scheduler.resize_pool(scheduler.kv_cache.pool.num_blocks - 1)
 
@@ -237,28 +235,34 @@ class EngineControl:
                 self._wants_next_scene = True
         return ""
 
-    def _abort(self, request_id: RequestId) -> str:
+    @property
+    def _steered(self) -> Steered:
         assert self._engine is not None, "an engine is steered before it is driven"
-        return "" if self._engine.abort(request_id) is not None else f"no unfinished request {request_id!r}"
+        return self._engine
+
+    @property
+    def _scheduler(self) -> EngineScheduler:
+        return self._steered.scheduler
+
+    def _abort(self, request_id: RequestId) -> str:
+        return "" if self._steered.abort(request_id) is not None else f"no unfinished request {request_id!r}"
 
     def _preempt(self, request_id: RequestId) -> str:
-        assert self._engine is not None, "an engine is steered before it is driven"
         try:
-            preempted = self._engine.preempt(request_id)
+            preempted = self._steered.preempt(request_id)
         except ConfigError as error:
             return error.message
         return "" if preempted is not None else f"no running request {request_id!r}"
 
     def _state(self) -> ControlState:
-        scheduler = self._publisher.scheduler if self._publisher is not None else None
-        pool = scheduler.kv_cache.pool if scheduler is not None else None
+        pool = self._scheduler.kv_cache.pool
         num_withheld = num_wanted = 0
         if isinstance(pool, BlockPool):
             num_withheld, num_wanted = pool.num_withheld, pool.num_to_withhold
         return ControlState(
             is_paused=self._is_paused,
             steps_per_s=self._steps_per_s,
-            usable_blocks=pool.num_usable - num_wanted if pool is not None else 0,
+            usable_blocks=pool.num_usable - num_wanted,
             withheld_blocks=num_withheld,
             scene=self._scene,
         )

@@ -35,7 +35,6 @@ class Stage:
 
     def __init__(self, scene: Scene, publisher: TelemetryPublisher, control: EngineControl, clock: RealClock) -> None:
         self._scene = scene
-        self._publisher = publisher
         self._control = control
         self.narrator = Narrator(publisher, scene.opening)
         self.engine = Engine(scene_config(scene), SyntheticRunner(), clock=clock, publisher=self.narrator)
@@ -82,9 +81,7 @@ class Stage:
         children = [RequestId(name) for name in fork.children]
         # Each goes on with a token of its own, so that what they write differs.
         self.engine.fork(RequestId(fork.parent), children, list(range(1, len(children) + 1)))
-        scheduler = self._publisher.scheduler
-        assert scheduler is not None, "a request runs, so there was a step"
-        num_blocks = len(scheduler.kv_cache.block_ids(RequestId(fork.parent)))
+        num_blocks = len(self.engine.kv_cache.block_ids(RequestId(fork.parent)))
         self.narrator.forked(fork.parent, fork.children, num_blocks)
 
     def _resize(self, usable: int) -> None:

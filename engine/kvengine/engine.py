@@ -137,6 +137,11 @@ class Engine:
         return self._stats.snapshot()
 
     @property
+    def scheduler(self) -> EngineScheduler:
+        """What decides its steps."""
+        return self._scheduler
+
+    @property
     def kv_cache(self) -> KVView:
         """The memory of running requests, to be looked at."""
         return self._scheduler.kv_cache

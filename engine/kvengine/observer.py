@@ -224,11 +224,6 @@ class TelemetryPublisher:
             self._show(None, ())
 
     @property
-    def scheduler(self) -> EngineScheduler | None:
-        """The scheduler of the last step; None before the first."""
-        return self._last[0] if self._last is not None else None
-
-    @property
     def is_watched(self) -> bool:
         """Whether any viewer is attached."""
         return any(server.is_listening for server in self._servers)
@@ -275,7 +270,8 @@ class TelemetryPublisher:
         """Answer questions, and keep what is to be done for whoever steers the engine."""
         for command, answer in server.take_commands():
             if isinstance(command, TellBlock):
-                answer(encode_frame(block_content(self.scheduler, command.block_id, self._text_of)))
+                scheduler = self._last[0] if self._last is not None else None
+                answer(encode_frame(block_content(scheduler, command.block_id, self._text_of)))
             elif tag_of(command) in self._accepts:
                 self._commands.append((command, answer))
             else:

@@ -174,8 +174,14 @@ def test_a_pool_too_small_for_a_request_is_refused(steered):
     assert not steered.ask(ResizePool(13)).is_done
 
 
-def test_before_the_first_step_there_is_no_pool_to_resize(steered):
-    assert steered.ask(ResizePool(10)).text == "the engine has not taken a step yet"
+def test_a_pool_can_be_resized_before_the_first_step(steered):
+    assert steered.wait_for(ControlState).usable_blocks == 12
+    assert steered.ask(ResizePool(10)).is_done
+    assert steered.num_steps == 0
+    assert steered.wait_for(ControlState).usable_blocks == 10
+    steered.ask(TakeSteps(2))
+    totals = steered.wait_for(Delta).totals
+    assert totals.free + totals.cached_free + totals.used + totals.shared == 10
 
 
 def test_a_pool_that_shrinks_by_force_preempts_at_once(steered):
