@@ -82,15 +82,13 @@ void soften(float* scores, int64_t count, float softcap, float* largest, float* 
     for (int64_t j = 0; j < count; ++j) scores[j] = softcap * std::tanh(scores[j] / softcap);
   float top = -std::numeric_limits<float>::infinity();
   for (int64_t j = 0; j < count; ++j) top = std::max(top, scores[j]);
-  std::fill(scores + count, scores + (count + kLanes - 1) / kLanes * kLanes, -std::numeric_limits<float>::infinity());
   Floats sums = {};
-  for (int64_t j = 0; j < count; j += kLanes) {
-    Floats weights = exponential(load(scores + j) - top);
-    if (j + kLanes > count)
-      for (int64_t lane = count - j; lane < kLanes; ++lane) weights[lane] = 0;
+  each_vector(count, [&](int64_t at, auto size) {
+    Floats weights = exponential(load_some(scores + at, size) - top);
+    for (int64_t lane = size; lane < kLanes; ++lane) weights[lane] = 0;
     sums += weights;
-    store(scores + j, weights);
-  }
+    store_some(scores + at, weights, size);
+  });
   *largest = top;
   *total = sum_of(sums);
 }
@@ -154,7 +152,7 @@ void attend_part(const Heads& heads, const Pool<C>& pool, const int32_t* table, 
                  float softcap, float scale, const Q* q, float* partial) {
   const int64_t group = heads.group(), padded = whole_vectors(heads.head_dim);
   thread_local std::vector<float> scratch;
-  scratch.assign(group * padded + 4 * kSplit, 0.0f);
+  scratch.resize(group * padded + 4 * kSplit);
   float *queries = scratch.data(), *scores = queries + group * padded;
   for (int64_t g = 0; g < group; ++g)
     each_vector(heads.head_dim, [&](int64_t at, auto size) {

@@ -59,12 +59,11 @@ void kv_store(int type, int cache_type, const void* from, int64_t token_stride, 
   });
 }
 
-void kv_rms_norm(int type, void* x, const void* delta, const void* weight, void* out, int64_t num_rows, int64_t size,
+void kv_rms_norm(int type, const void* x, const void* weight, void* out, int64_t num_rows, int64_t size,
                  float epsilon) {
   with_type(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    rms_norm(static_cast<T*>(x), static_cast<const T*>(delta), static_cast<const T*>(weight), static_cast<T*>(out),
-             num_rows, size, epsilon);
+    rms_norm(static_cast<const T*>(x), static_cast<const T*>(weight), static_cast<T*>(out), num_rows, size, epsilon);
   });
 }
 

@@ -20,7 +20,7 @@ _ARGUMENTS: dict[str, Sequence[type]] = {
         *(_SIZE, _SIZE, _SIZE, _SIZE, _SIZE, _REAL, _SIZE, _REAL, _POINTER, _POINTER, _POINTER),
     ),
     "kv_store": (_TYPE, _TYPE, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER),
-    "kv_rms_norm": (_TYPE, _POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _REAL),
+    "kv_rms_norm": (_TYPE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _REAL),
     "kv_swiglu": (_TYPE, _POINTER, _POINTER, _SIZE, _SIZE),
     "kv_rope": (_TYPE, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE),
 }
@@ -107,15 +107,15 @@ class NativeKernels:
             *(slots.shape[0], num_kv_heads, head_dim, block_size, _pointer(scale), pool.data_ptr()),
         )
 
-    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float, delta: Tensor | None = None) -> None:
-        """Add `delta` to x in place, where there is one, and write `x / rms(x) * weight`.
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
+        """Write `x / rms(x) * weight`.
 
         Shapes:
-            x, delta, out: [num_rows, size], contiguous, of one type
+            x, out: [num_rows, size], contiguous, of one type
             weight: [size]
         """
         self._library.kv_rms_norm(
-            *(_TYPES[x.dtype], x.data_ptr(), _pointer(delta), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
+            *(_TYPES[x.dtype], x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, epsilon)
         )
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> None:

@@ -8,13 +8,12 @@
 namespace {
 
 template <class T>
-void rms_norm(T* x, const T* delta, const T* weight, T* out, int64_t num_rows, int64_t size, float epsilon) {
+void rms_norm(const T* x, const T* weight, T* out, int64_t num_rows, int64_t size, float epsilon) {
 #pragma omp parallel for schedule(static) if (num_rows * size > kWorthThreads)
   for (int64_t row = 0; row < num_rows; ++row) {
-    T* line = x + row * size;
+    const T* line = x + row * size;
     Floats squares = {};
     each_vector(size, [&](int64_t at, auto count) {
-      if (delta) store_some(line + at, load_some(line + at, count) + load_some(delta + row * size + at, count), count);
       const Floats values = load_some(line + at, count);
       squares += values * values;
     });
