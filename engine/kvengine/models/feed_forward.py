@@ -57,6 +57,7 @@ class _Experts:
         self._bias: Tensor | None = None
         if config.selection_bias:
             self._bias = reader.tensor(f"{name}.gate.e_score_correction_bias", (experts,), dtype=wide)
+        self._numbers = torch.arange(experts, device=reader.device)
         self._gate_up = torch.empty(experts, 2 * size, hidden_size, dtype=reader.dtype, device=reader.device)
         self._down = torch.empty(experts, hidden_size, size, dtype=reader.dtype, device=reader.device)
         for index in range(experts):
@@ -72,7 +73,8 @@ class _Experts:
         weights, experts = choose_experts(linear(hidden.to(self._router.dtype), self._router), self._bias, config)
         chosen = experts.flatten()
         order = chosen.argsort(stable=True)
-        ends = torch.bincount(chosen, minlength=config.num_experts).cumsum(0)
+        # Found in the sorted list, not counted: counting would make the host wait for a GPU.
+        ends = torch.searchsorted(chosen[order], self._numbers, right=True)
         inner = gated(grouped_linear(hidden[order // config.top_k], self._gate_up, ends), config.activation)
         sorted_outputs = grouped_linear(inner, self._down, ends)
         # Back in the tokens' order each adds up its own experts, always in the same order.
