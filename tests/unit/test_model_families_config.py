@@ -206,6 +206,10 @@ def test_experts_are_in_the_layers_that_say_so() -> None:
             "block-quantised 'fp8' is",
         ),
         (
+            {**BASE, "model_type": "llama", "rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+            "rope_scaling.rope_theta: yarn blends over the logarithm of theta: expected more than 1, got 1",
+        ),
+        (
             {**BASE, "model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 1}},
             "rope_scaling.beta_fast: expected more than beta_slow 1.0, got 1.0",
         ),

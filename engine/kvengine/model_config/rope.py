@@ -82,6 +82,10 @@ def _llama3(scaling: Fields, theta: float) -> RopeConfig:
 
 
 def _yarn(scaling: Fields, theta: float) -> RopeConfig:
+    if theta <= 1:
+        raise scaling.error(
+            "rope_theta", f"yarn blends over the logarithm of theta: expected more than 1, got {theta:g}"
+        )
     factor = scaling.number("factor")
     fast, slow = scaling.number_or("beta_fast", 32.0), scaling.number_or("beta_slow", 1.0)
     if fast <= slow:
