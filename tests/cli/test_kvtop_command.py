@@ -9,7 +9,7 @@ import pytest
 
 from kvengine.observer import TelemetryPublisher
 from kvtop.cli import main
-from tests.foreign_servers import a_text, a_v1_text, a_web_server
+from tests.foreign_servers import a_message, a_text, a_v1_text, a_web_server, stored
 from tests.watched_engine import WatchedEngine, record_a_run
 
 
@@ -253,3 +253,34 @@ def test_two_recordings_are_dumped_side_by_side(capsys, run_file, tmp_path):
 def test_comparisons_that_cannot_be_are_one_line(capsys, run_file, arguments, error):
     given = [argument.format(run=run_file) for argument in arguments]
     assert refusal_of(capsys, *given)[0] == f"error: {error}"
+
+
+def test_once_prints_what_events_tell_where_nothing_else_is_asked(capsys):
+    zmq = pytest.importorskip("zmq", reason="needs pyzmq")
+    context = zmq.Context()
+    socket_ = context.socket(zmq.PUB)
+    port = socket_.bind_to_random_port("tcp://127.0.0.1")
+    is_over = Event()
+
+    def keep_publishing() -> None:
+        while not is_over.wait(0.05):
+            socket_.send_multipart(a_message(0, stored([11, 12, 13])))
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(keep_publishing)
+        try:
+            assert main(["--once", "--kv-events", f"tcp://127.0.0.1:{port}"]) == 0
+        finally:
+            is_over.set()
+    context.destroy(linger=0)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["url"]) == ("kvtop.server/1", None)
+    (source,) = document["events"]
+    assert (source["num_blocks"], source["state"], source["rank"]) == (3, "complete", 0)
+
+
+def test_events_that_never_come_are_one_line(capsys, monkeypatch):
+    pytest.importorskip("zmq", reason="needs pyzmq")
+    monkeypatch.setattr("kvtop.once.ANSWER_WITHIN_S", 0.3)
+    (line,) = refusal_of(capsys, "--once", "--kv-events", "tcp://127.0.0.1:9")
+    assert line == "error: tcp://127.0.0.1:9: no event came within 0.3 s"

@@ -177,10 +177,13 @@ class ViewerServer:
                 if not self._is_closed:
                     time.sleep(ACCEPT_AGAIN_AFTER_S)
                 continue
-            if len(self._viewers) + len(self._greeted) < MAX_VIEWERS:
-                self._greeted.append(_Viewer(connection, self._greeting))
-            else:
+            if len(self._viewers) + len(self._greeted) >= MAX_VIEWERS:
                 connection.close()
+                continue
+            viewer = _Viewer(connection, self._greeting)
+            self._greeted.append(viewer)
+            if self._is_closed:  # meanwhile: nobody will look at it any more
+                viewer.close()
 
 
 class _Viewer:
