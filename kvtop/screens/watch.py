@@ -51,8 +51,8 @@ from kvtop.widgets.waste_table import WasteTable
 
 TICK_S = 0.25
 """How often the age is drawn anew, and what was held back."""
-LISTS_EVERY_S = 0.45
-"""Lists change no faster than this while pictures pour in: nobody reads faster, and it halves the work."""
+LISTS_EVERY_S = 0.7
+"""Lists change no faster than this while pictures pour in: nobody reads faster, and they are half of the work."""
 SUMMARIES_EVERY_S = 0.95
 """The same for what changes little from one second to the next: curves, prefixes, waste."""
 MAP_SHARE = 0.3

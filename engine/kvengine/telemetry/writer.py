@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event as ThreadEvent
 from threading import Thread
 from typing import Protocol, Self
 
@@ -78,7 +79,7 @@ class ViewerServer:
         self._viewers: list[_Viewer] = []
         self._greeted: deque[_Viewer] = deque()
         """Handed from the accepting thread to the engine's."""
-        self._is_closed = False
+        self._closed = ThreadEvent()
         self._owner_pid = os.getpid()
         self.path = path
         Thread(target=self._accept_viewers, name=f"viewers of {path.name}", daemon=True).start()
@@ -152,7 +153,7 @@ class ViewerServer:
 
     def close(self, last: bytes) -> None:
         """Send the last frame, give slow viewers a moment, and take the socket away."""
-        self._is_closed = True
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
         self.poll()
@@ -170,11 +171,11 @@ class ViewerServer:
             self.path.unlink(missing_ok=True)
 
     def _accept_viewers(self) -> None:
-        while not self._is_closed:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                if not self._is_closed:
+                if not self._closed.is_set():
                     time.sleep(ACCEPT_AGAIN_AFTER_S)
                 continue
             if len(self._viewers) + len(self._greeted) >= MAX_VIEWERS:
@@ -182,7 +183,7 @@ class ViewerServer:
                 continue
             viewer = _Viewer(connection, self._greeting)
             self._greeted.append(viewer)
-            if self._is_closed:  # meanwhile: nobody will look at it any more
+            if self._closed.is_set():  # meanwhile: nobody will look at it any more
                 viewer.close()
 
 
