@@ -1,6 +1,7 @@
 """A GPU's memory from a profile, from a size that was typed, or from the card itself."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -21,6 +22,8 @@ class GpuSpec:
     """One card."""
 
     name: str
+    vendor: str = ""
+    """Empty where only a size is known."""
     total_bytes: int
     """Memory of the card, as its tools print it."""
     driver_reserve: Amount
@@ -43,9 +46,9 @@ class GpuSpec:
 
 
 class Figure(FileSchema, frozen=True, kw_only=True):
-    """A number and where it comes from."""
+    """A number and where it comes from; beyond 1e9 no card has MiB, GB/s or TFLOPS."""
 
-    value: Annotated[float, msgspec.Meta(gt=0)]
+    value: Annotated[float, msgspec.Meta(gt=0, le=10**9)]
     source: Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -71,24 +74,48 @@ class GpuProfile(FileSchema, frozen=True, kw_only=True):
 
 
 def load_gpu(name: str) -> GpuSpec:
-    """Read a GPU by the name of its profile or by one of its aliases.
+    """Read a GPU by the name of its profile, by one of its aliases, or as nvidia-smi calls it.
 
     Raises:
-        ConfigError: There is none, or the profile is invalid; the message names the nearest.
+        ConfigError: There is none, or the profile is invalid; the message names the nearest. A profile of another card
+            that is invalid counts only where no valid one has the name.
     """
     folded = name.strip().lower()
     profile = try_find_profile("gpus", folded)
     if profile is not None:
         return load_gpu_profile(profile)
+    by_alias: dict[str, Profile] = {}
+    problem: ConfigError | None = None
     profiles = find_profiles("gpus")
-    by_alias = {alias: found for found in profiles.values() for alias in _read(found).aliases}
-    if folded in by_alias:
-        return load_gpu_profile(by_alias[folded])
-    raise ConfigError(
-        f"no GPU profile named {name!r}{did_you_mean(folded, [*profiles, *by_alias])}",
+    for found in profiles.values():
+        try:
+            data = _read(found)
+        except ConfigError as error:
+            problem = problem or error
+            continue
+        by_alias |= dict.fromkeys((*data.aliases, _device_name(data.name)), found)
+    found_profile = by_alias.get(folded) or by_alias.get(_device_name(name))
+    if found_profile is not None:
+        return load_gpu_profile(found_profile)
+    raise problem or ConfigError(
+        f"no GPU profile named {name[:60]!r}{did_you_mean(folded, [*profiles, *by_alias])}",
         where="--gpu",
         hint="kvplan profiles list gpus; or give its size: --gpu-memory 80GiB",
     )
+
+
+def known_gpus() -> dict[str, GpuSpec]:
+    """Return the cards of all valid profiles by name; `kvplan profiles check` says what is wrong with the others."""
+    cards = {}
+    for name, profile in find_profiles("gpus").items():
+        with suppress(ConfigError):
+            cards[name] = load_gpu_profile(profile)
+    return cards
+
+
+def _device_name(name: str) -> str:
+    """Return the words of a driver's name: `NVIDIA A100-SXM4-80GB`, and a profile's `NVIDIA H100 80GB HBM3 (SXM)`."""
+    return " ".join(re.findall(r"[a-z0-9]+", re.split(r" \(|, ", name.lower())[0]))
 
 
 def load_gpu_profile(profile: Profile) -> GpuSpec:
@@ -112,6 +139,7 @@ def load_gpu_profile(profile: Profile) -> GpuSpec:
         reserve = sure(int(reserve_mib * MIB), Evidence.TABLE)
     return GpuSpec(
         name=data.name,
+        vendor=data.vendor,
         total_bytes=int(total.value * MIB),
         driver_reserve=reserve,
         compute_capability=_cuda_capability(data.compute_capability),

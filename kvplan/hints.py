@@ -10,11 +10,10 @@ from kvengine.spec import KVDtype
 from kvengine.units import MIB
 from kvplan.budget import MemoryFraction
 from kvplan.capacity import EngineKind
-from kvplan.gpu_spec import load_gpu_profile
+from kvplan.gpu_spec import GpuSpec, known_gpus
 from kvplan.kv_packing import KVPacking
 from kvplan.needs import needs_of
 from kvplan.plan import Outcome, Plan, PlanInputs, make_plan
-from kvplan.profiles import find_profiles
 from kvplan.swap_space import swap_space
 
 _MAX_HINTS = 5
@@ -163,14 +162,19 @@ def _more_gpus(plan: Plan) -> Iterator[_Change]:
 
 
 def _larger_card(plan: Plan) -> Iterator[_Change]:
-    """Cards that are known, from small to large."""
+    """Cards of the same kind that are known, from small to large."""
     memory = plan.inputs.memory
     if memory.gpu is None or memory.available_kv_bytes is not None:
         return
-    cards = [(load_gpu_profile(profile), name) for name, profile in find_profiles("gpus").items()]
-    for card, name in sorted(cards, key=lambda entry: (entry[0].total_bytes, entry[1])):
-        if card.total_bytes > memory.gpu.total_bytes:
+    cards = ((card.total_bytes, name, card) for name, card in known_gpus().items())
+    for total_bytes, name, card in sorted(cards, key=lambda entry: entry[:2]):
+        if total_bytes > memory.gpu.total_bytes and _could_replace(memory.gpu, card):
             yield _Change(option=f"--gpu {name}", inputs=replace(plan.inputs, memory=replace(memory, gpu=card)))
+
+
+def _could_replace(gpu: GpuSpec, card: GpuSpec) -> bool:
+    """Whether a card may take another's place: of the same vendor, and with memory of its own where that has."""
+    return card.vendor == (gpu.vendor or card.vendor) and card.is_unified <= gpu.is_unified
 
 
 def _more_memory(plan: Plan) -> Iterator[_Change]:

@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 
 from kvengine.errors import ConfigError, DeviceError
 from kvplan.checkpoint import StoredTensor, StoredWeights, weights_of
+from kvplan.loading import nearest
 from kvplan.model_spec import ModelSpec, model_from_folder
+from kvplan.profiles import find_profiles
 
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _TIMEOUT_S = 5.0
@@ -127,7 +129,9 @@ def _is_reachable() -> bool:
 
 
 def _unreachable(repository: str) -> DeviceError:
+    profile = nearest(repository.rpartition("/")[2], find_profiles("models"))
+    other = f"; or take a profile: {profile}" if profile else ""
     return DeviceError(
         f"{repository}: the Hugging Face Hub cannot be reached, and nothing of it is cached here",
-        hint="download its config.json and name that file, or a folder with it",
+        hint=f"download its config.json and name that file, or a folder with it{other}",
     )

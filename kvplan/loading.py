@@ -5,6 +5,7 @@ sweep.yaml: unknown key 'blok_size' under grid; did you mean 'block_size'? (line
 """
 
 import json
+import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +25,8 @@ LineOf = Callable[[Sequence[_PathToken]], int | None]
 PlaceOf = Callable[[Sequence[_PathToken]], Sequence[_PathToken]]
 """Tells how the author of the file would call the value at a path, where the data is only a part of the file."""
 _MAX_FILE_BYTES = 64 * 2**20
+_FEWEST_BEGUN = 3
+"""So many letters with which a known word begins are taken for its beginning."""
 _MSGSPEC_PATH = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
 _PATH_TOKEN = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
@@ -81,16 +84,33 @@ def load_json_object(path: Path, *, name: str = "") -> dict[str, object]:
     source = name or path.name
     text = read_text(path)
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_said_once)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise ConfigError(f"not valid JSON: {error.msg} ({where})", where=source) from None
-    except (RecursionError, ValueError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"not valid JSON: {reason}", where=source) from None
+    except RecursionError:
+        raise ConfigError("not valid JSON: nested too deeply", where=source) from None
+    except _SaidTwice as error:
+        raise ConfigError(f"the key {error} is there twice, with different values", where=source) from None
+    except ValueError:
+        raise ConfigError("not valid JSON: a number with too many digits", where=source) from None
     if not isinstance(value, dict):
         raise ConfigError(f"expected a JSON object, got {_given(value)}", where=source)
     return value
+
+
+class _SaidTwice(Exception):
+    """A JSON object has a key twice, and it matters which of them counts; the text is the key."""
+
+
+def _said_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make an object of its keys; a parser would keep the last of two values and say nothing."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for key, value in pairs:
+            if repr(value) != repr(found[key]):
+                raise _SaidTwice(repr(key[:60]))
+    return found
 
 
 def decode(
@@ -108,11 +128,33 @@ def decode(
     Raises:
         ConfigError: The data does not fit; the message names the first key that does not.
     """
+    find_line, find_place = line_of or (lambda _: None), place_of or (lambda tokens: tokens)
     try:
-        return msgspec.convert(value, schema, dec_hook=_decode_extra)
+        decoded = msgspec.convert(value, schema, dec_hook=_decode_extra)
     except msgspec.ValidationError as error:
-        said = (source, line_of or (lambda _: None), place_of or (lambda tokens: tokens))
-        raise _explain(str(error), value, schema, *said) from None
+        raise _explain(str(error), value, schema, source, find_line, find_place) from None
+    endless = _path_to_endless(decoded)
+    if endless is not None:
+        where = f"{source}: {_dotted(find_place(endless))}"
+        raise ConfigError(f"expected a number that is finite{_line(find_line, endless)}", where=where)
+    return decoded
+
+
+def _path_to_endless(value: object) -> list[_PathToken] | None:
+    """Return where a typed number is infinite or none at all; mappings of free form may hold what they like."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else []
+    entries: Iterable[tuple[_PathToken, object]] = ()
+    if isinstance(value, msgspec.Struct):
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        entries = ((key, getattr(value, name)) for key, name in names)
+    elif isinstance(value, list | tuple):
+        entries = enumerate(value)
+    for token, entry in entries:
+        path = _path_to_endless(entry)
+        if path is not None:
+            return [token, *path]
+    return None
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -120,7 +162,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     from difflib import get_close_matches
 
     by_folded = {name.casefold(): name for name in known}
-    matches = get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
+    folded = word.casefold()
+    begun = [name for name in by_folded if len(folded) >= _FEWEST_BEGUN and name.startswith(folded)]
+    matches = get_close_matches(folded, begun or by_folded, n=1, cutoff=0.0 if begun else 0.6)
     return by_folded[matches[0]] if matches else None
 
 
@@ -277,7 +321,7 @@ _WORDS: dict[object, str] = {
 
 def _bounds(meta: msgspec.Meta) -> str:
     signs = ((">=", meta.ge), (">", meta.gt), ("<=", meta.le), ("<", meta.lt))
-    bounds = [f" {sign} {bound}" for sign, bound in signs if bound is not None]
+    bounds = [f" {sign} {bound:,}" for sign, bound in signs if bound is not None]
     length = " that is not empty" if meta.min_length else ""
     pattern = f" matching {meta.pattern}" if meta.pattern else ""
     return " and".join(bounds) + length + pattern

@@ -6,6 +6,7 @@ unless that is asked for.
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -189,14 +190,24 @@ def load_model(reference: str, *, assume_standard: bool = False) -> ModelSpec:
         name = path.parent.resolve().name if path.name == "config.json" else path.stem
         config = load_json_object(path, name=reference)
         return model_from_config(config, name=name, source=reference, assume_standard=assume_standard)
-    for profile in find_profiles("models").values() if "/" in reference else ():
-        if load_yaml(profile.path, ModelProfile, name=str(profile.path)).hub_id.lower() == reference.lower():
-            return load_model_profile(profile)
+    if path.is_symlink():
+        raise ConfigError("a symbolic link that leads to nothing", where=reference)
+    if "/" in reference and (profile := _profile_of_hub_id(reference)) is not None:
+        return load_model_profile(profile)
     if _HUB_ID.fullmatch(reference):
         from kvplan.hub import load_hub_model
 
         return load_hub_model(reference, assume_standard=assume_standard)
     raise _no_such_model(reference)
+
+
+def _profile_of_hub_id(hub_id: str) -> Profile | None:
+    """Find a model's profile by its name on the Hub; profiles that are invalid have none."""
+    for profile in find_profiles("models").values():
+        with suppress(ConfigError):
+            if load_yaml(profile.path, ModelProfile, name=str(profile.path)).hub_id.lower() == hub_id.lower():
+                return profile
+    return None
 
 
 def load_model_profile(profile: Profile) -> ModelSpec:
@@ -233,6 +244,8 @@ def model_from_folder(
     from kvplan.model_config import model_from_config
 
     config_path = folder / "config.json"
+    if config_path.is_symlink() and not config_path.exists():
+        raise ConfigError("a symbolic link that leads to nothing", where=str(config_path))
     if not config_path.is_file():
         raise ConfigError("this folder holds no config.json", where=str(folder))
     config = load_json_object(config_path, name=str(config_path))

@@ -91,6 +91,7 @@ def probe_gpu() -> GpuSpec:
         )
     smallest = min(seen, key=_room)
     return GpuSpec(
+        vendor="NVIDIA",
         name=smallest.name,
         total_bytes=smallest.total_bytes or 0,
         driver_reserve=smallest.reserve,

@@ -13,11 +13,10 @@ from kvplan.calibration.record import Calibration, CardSeen, Pool, PrintedPart
 from kvplan.explain.findings import SGLANG, VLLM
 from kvplan.explain.memory import read_memory
 from kvplan.explain.reading import EngineReading, Figure
-from kvplan.gpu_spec import GpuSpec, load_gpu_profile
+from kvplan.gpu_spec import GpuSpec, known_gpus
 from kvplan.kv_layout.rules import Version, parse_version
 from kvplan.loading import decode
 from kvplan.memory_model.start import default_utilization
-from kvplan.profiles import find_profiles
 
 _CARD_TOLERANCE = 0.02
 """Of a card's memory: drivers keep more or less of it."""
@@ -120,8 +119,7 @@ def _only_card_of(total_gib: float, log: str) -> str:
     Raises:
         ConfigError: There is none, or more than one.
     """
-    cards = {name: load_gpu_profile(profile) for name, profile in find_profiles("gpus").items()}
-    fitting = {name: card.name for name, card in cards.items() if _can_be(card, total_gib * GIB)}
+    fitting = {name: card.name for name, card in known_gpus().items() if _can_be(card, total_gib * GIB)}
     if len(fitting) == 1:
         return next(iter(fitting.values()))
     of_them = f"those of {', '.join(fitting)}" if fitting else "those of no card that is known"

@@ -64,11 +64,23 @@ def notes_on(options: BudgetOptions, inputs: "PlanInputs") -> list[str]:
     elif idle and inputs.memory.gpu is None:
         notes.append(f"{', '.join(idle)}: without effect beside --num-blocks-override where no card is named")
     engine = inputs.engine
+    if options.max_lora_rank is not None and not engine.max_loras:
+        notes.append("--max-lora-rank: without effect, since no adapters are served (--max-loras N)")
+    notes += _version_notes(engine)
     if engine.engine is EngineKind.VLLM and (engine.block_size or _GPU_BLOCK_TOKENS) % _GPU_BLOCK_TOKENS:
         notes.append(
             f"--block-size {engine.block_size}: vLLM's attention on GPUs takes multiples of {_GPU_BLOCK_TOKENS}"
         )
     return notes
+
+
+def _version_notes(engine: "EngineInputs") -> list[str]:
+    """Say where a version's own rules are not known: of one newer than the latest release that is."""
+    known = engine.engine.version
+    latest = tuple(int(part) for part in known.split(".") if part)
+    if engine.version is None or not latest or engine.version[: len(latest)] <= latest:
+        return []
+    return [f"--engine-version {engine.version_text}: newer than {known}, the latest known here, whose rules are taken"]
 
 
 def _of_the_card(options: BudgetOptions) -> dict[str, str | None]:
@@ -136,7 +148,7 @@ def _version(text: str | None) -> "Version | None":
 def _length(text: str | None) -> int | None:
     """Read a number of tokens; `32k` is 32,000 and `32K` is 32,768, as vLLM reads them."""
     if text is not None and text[:-1].isdecimal() and text[-1:] in _THOUSANDS and len(text) < 12:
-        return int(text[:-1]) * _THOUSANDS[text[-1]]
+        text = str(int(text[:-1]) * _THOUSANDS[text[-1]])
     return read_count("--max-model-len", text)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from kvplan.calibration.record import Calibration
     from kvplan.explain.reading import EngineReading
 
-_MAX_LOG_BYTES = 512 * 2**20
+_MAX_LOG_BYTES = 64 * 2**20
+"""A start-up is a few hundred lines; reading takes time and memory for each line."""
 _UNSAID = "What the log does not say, for --save"
 
 
@@ -143,17 +144,25 @@ def _keep(calibration: "Calibration") -> dict[str, object]:
     return {"file": str(path), "replaced": {"log": replaced.log, "saved": replaced.saved}}
 
 
+def _read_limited(file: BinaryIO, log: str) -> bytes:
+    data = file.read(_MAX_LOG_BYTES + 1)
+    if len(data) > _MAX_LOG_BYTES:
+        name, source = ("stdin", "...") if log == "-" else (log, log)
+        size = _MAX_LOG_BYTES // 2**20
+        hint = f"its start is enough: head -n 5000 {source} | kvplan explain -"
+        raise ConfigError(f"larger than {size} MiB", where=name, hint=hint)
+    return data
+
+
 def _read(log: str) -> bytes:
     if log == "-":
-        return sys.stdin.buffer.read()
+        return _read_limited(sys.stdin.buffer, log)
     path = Path(log)
     try:
         if path.is_dir():
             raise ConfigError("is a folder, not a log", where=log)
-        if path.stat().st_size > _MAX_LOG_BYTES:
-            size = _MAX_LOG_BYTES // 2**20
-            raise ConfigError(f"larger than {size} MiB", where=log, hint=f"head -n 5000 {log} | kvplan explain -")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return _read_limited(file, log)
     except FileNotFoundError:
         raise ConfigError("no such file", where=log) from None
     except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ FormatOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 
-_MAX_COUNT = 2**40
+_MAX_COUNT = 10**9
 _MAX_SIZE_BYTES = 2**60
 _Choice = TypeVar("_Choice")
 
@@ -35,8 +35,11 @@ def read_count(option: str, text: str | None, *, minimum: int = 1) -> int | None
     if text is None:
         return None
     digits = text.strip()
-    value = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 13 else -1
-    if not minimum <= value <= _MAX_COUNT:
+    is_whole = digits.isascii() and digits.isdigit()
+    if is_whole and (len(digits) > 13 or int(digits) > _MAX_COUNT):
+        raise ConfigError(f"expected at most {_MAX_COUNT:,}, got {text[:40]!r}", where=option)
+    value = int(digits) if is_whole else -1
+    if value < minimum:
         raise ConfigError(f"expected a whole number >= {minimum}, got {text[:40]!r}", where=option)
     return value
 

@@ -442,7 +442,10 @@ BAD = [
     ("llama-3.1-8b --available-kv 1e99GiB", "--available-kv: expected a size in bytes"),
     ("llama-3.1-8b --available-kv 2000000TiB", "--available-kv: expected a size of at most 1 EiB, got '2000000TiB'"),
     (f"llama-3.1-8b --gpu-memory {'9' * 400}GiB", "--gpu-memory: expected a size of at most 1 EiB"),
-    (f"llama-3.1-8b --available-kv 1GiB --max-model-len {'9' * 400}", "--max-model-len: expected a whole number >= 1"),
+    (
+        f"llama-3.1-8b --available-kv 1GiB --max-model-len {'9' * 400}",
+        "--max-model-len: expected at most 1,000,000,000",
+    ),
     ("llama-3.1-8b --gpu l4 --available-kv 30GiB", "more than the card's 22.49 GiB"),
     ("llama-3.1-8b --available-kv 1GiB --block-size 0", "--block-size: expected a whole number >= 1, got '0'"),
     ("llama-3.1-8b --available-kv 1GiB --block-size 16.5", "--block-size: expected a whole number >= 1, got '16.5'"),
@@ -564,3 +567,75 @@ def test_without_a_driver_the_machines_own_gpu_is_exit_3(budget: Budget) -> None
         done = budget(words)
         assert (done.code, done.stdout) == (3, "")
         assert done.stderr.splitlines()[1] == "hint: --gpu h100-sxm or --gpu-memory 80GiB"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--max-model-len 99999999999999", "--max-model-len: expected at most 1,000,000,000, got '99999999999999'"),
+        ("--max-model-len 9999999K", "--max-model-len: expected at most 1,000,000,000, got '10239998976'"),
+        ("--max-num-seqs 999999999999", "--max-num-seqs: expected at most 1,000,000,000, got '999999999999'"),
+    ],
+)
+def test_a_count_that_is_too_large_is_told_the_most(budget: Budget, words: str, line: str) -> None:
+    done = budget(f"llama-3.1-8b --gpu h100 {words}")
+
+    assert (done.code, done.stderr.splitlines()[0]) == (2, f"error: {line}")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--max-lora-rank 8", "--max-lora-rank: without effect, since no adapters are served (--max-loras N)"),
+        (
+            "--engine-version 0.99",
+            "--engine-version 0.99.0: newer than 0.32, the latest known here, whose rules are taken",
+        ),
+        (
+            "--engine sglang --engine-version 0.6",
+            "--engine-version 0.6.0: newer than 0.5.23, the latest known here, whose rules are taken",
+        ),
+    ],
+)
+def test_what_is_typed_and_means_less_than_it_seems_is_noted(budget: Budget, words: str, line: str) -> None:
+    done = budget(f"llama-3.1-8b --gpu h100 {words}")
+
+    assert (done.code, done.stderr) == (0, f"note: {line}\n")
+
+
+def test_a_later_patch_of_the_latest_version_goes_without_a_note(budget: Budget) -> None:
+    assert budget("llama-3.1-8b --gpu h100 --engine-version 0.32.3").stderr == ""
+
+
+def test_a_link_that_leads_nowhere_is_no_model_of_the_hub(
+    budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "llama").symlink_to("gone")
+    (tmp_path / "config.json").symlink_to("config.json")
+
+    for reference, where in (("models/llama", "models/llama"), (".", "config.json")):
+        done = budget(f"{reference} --gpu h100")
+        assert (done.code, done.stderr) == (2, f"error: {where}: a symbolic link that leads to nothing\n")
+
+
+def test_a_broken_profile_of_another_model_or_card_changes_nothing(
+    budget: Budget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "meta-llama/Llama-3.1-8B-Instruct --gpu l4 --json"
+    before = budget(words)
+    for kind in ("gpus", "models"):
+        (tmp_path / "profiles" / kind).mkdir(parents=True)
+        (tmp_path / "profiles" / kind / "aa.yaml").write_text("name: [")
+    monkeypatch.chdir(tmp_path)
+
+    assert before.code == 1
+    assert budget(words) == before
+
+
+def test_a_larger_card_is_one_of_the_same_vendor_with_memory_of_its_own(budget: Budget) -> None:
+    # Between 79.65 GiB and an H200's 140.4 lie a GB10's 119.6, which it shares with its host.
+    document = in_json(budget, "deepseek-r1 --gpu h100-sxm --tp 8", code=1)
+
+    assert [hint["option"] for hint in document["hints"] if "--gpu " in hint["option"]] == ["--gpu h200"]

@@ -135,3 +135,19 @@ def test_an_unknown_form_is_a_usage_error(explain: Callable[..., Done]) -> None:
     done = explain("ready.log", "--format", "xml")
     assert (done.code, done.stdout) == (2, "")
     assert "xml" in done.stderr.splitlines()[0]
+
+
+def test_a_log_larger_than_any_start_is_refused_before_it_is_read_whole(
+    explain: Callable[..., Done], tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    with log.open("wb") as file:
+        file.truncate(64 * 2**20 + 1)
+
+    done = explain(str(log))
+
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"error: {log}: larger than 64 MiB",
+        f"hint: its start is enough: head -n 5000 {log} | kvplan explain -",
+    ]

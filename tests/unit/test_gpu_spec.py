@@ -6,7 +6,7 @@ import pytest
 
 from kvengine.errors import ConfigError
 from kvplan.estimate import Evidence, sure
-from kvplan.gpu_spec import UNKNOWN_RESERVE, gpu_of_size, load_gpu, load_gpu_profile
+from kvplan.gpu_spec import UNKNOWN_RESERVE, gpu_of_size, known_gpus, load_gpu, load_gpu_profile
 from kvplan.profiles import Profile, find_profiles
 
 MIB = 2**20
@@ -54,7 +54,10 @@ def test_a_typed_size_is_what_a_process_sees() -> None:
         ("memory_mib: 24000", "memory_mib: expected a mapping or nothing, got 24000 (line 3)"),
         ("memory_mib: {value: 24000}", "key 'memory_mib.source' is missing (line 3)"),
         ("memory_mib: {value: 24000, source: ''}", "memory_mib.source: expected text that is not empty, got ''"),
-        ("memory_mib: {value: -1, source: a}", "memory_mib.value: expected a number > 0, got -1 (line 3)"),
+        (
+            "memory_mib: {value: -1, source: a}",
+            "memory_mib.value: expected a number > 0 and <= 1,000,000,000, got -1 (line 3)",
+        ),
         ("memory_gib: {value: 24, source: a}", "unknown key 'memory_gib'; did you mean 'memory_mib'? (line 3)"),
     ],
 )
@@ -74,3 +77,28 @@ def test_a_card_knows_its_cuda_capability_and_whether_it_shares_the_hosts_memory
     assert (spark.is_unified, h100.is_unified) == (True, False)
     # 81,559 MiB on the card, 81,089 of them for processes.
     assert h100.process_bytes == 81_089 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA L40S", "l40s")],
+)
+def test_a_card_is_known_by_the_name_that_its_driver_prints(printed: str, name: str) -> None:
+    assert load_gpu(printed).name == load_gpu_profile(find_profiles("gpus")[name]).name
+
+
+def test_a_broken_profile_stands_in_the_way_of_its_own_card_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "profiles" / "gpus"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("name: Mine\nvendor: NVIDIA\nmemory_mib: {value: .inf, source: a}\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert load_gpu("h100") == load_gpu("h100-sxm")
+    assert "h100-sxm" in known_gpus()
+    assert "mine" not in known_gpus()
+    with pytest.raises(ConfigError, match=r"mine\.yaml: memory_mib\.value: expected a number > 0 and <= 1,000,000,000"):
+        load_gpu("mine")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: memory_mib\.value"):
+        load_gpu("its alias, perhaps")

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -28,6 +28,15 @@ class Grid(FileSchema, frozen=True, kw_only=True):
 class Sweep(FileSchema, frozen=True, kw_only=True):
     grid: Grid
     named: dict[str, Grid] = msgspec.field(default_factory=dict)
+
+
+class Limit(FileSchema, frozen=True, kw_only=True):
+    share: float
+
+
+class Limits(FileSchema, frozen=True, kw_only=True):
+    limits: tuple[Limit, ...] = ()
+    free: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 def read(folder: Path, text: str) -> Sweep:
@@ -130,3 +139,50 @@ def test_the_nearest_word_ignores_case_and_gives_up_on_strangers() -> None:
     assert nearest("zebra", ["h100-sxm", "l4"]) is None
     assert did_you_mean("l44", ["l4"]) == "; did you mean 'l4'?"
     assert did_you_mean("zebra", ["l4"]) == ""
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1e400"])
+def test_a_typed_number_is_finite(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "lengths.yaml"
+    path.write_text(f"limits:\n- share: 1.5\n- share: {value}\n")
+
+    with pytest.raises(
+        ConfigError, match=r"lengths.yaml: limits\[1\].share: expected a number that is finite \(line 3\)"
+    ):
+        load_yaml(path, Limits)
+
+
+def test_a_free_mapping_may_hold_an_infinite_number(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.yaml"
+    path.write_text("free: {time_step_limit: .inf}\n")
+
+    assert load_yaml(path, Limits).free == {"time_step_limit": float("inf")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"layers": 32, "a": {"heads": 8, "heads": 4}}', "the key 'heads' is there twice, with different values"),
+        ('{"layers": 32, "layers": 32.0}', "the key 'layers' is there twice, with different values"),
+        (f'{{"layers": {"9" * 5000}}}', "not valid JSON: a number with too many digits"),
+    ],
+)
+def test_json_in_which_two_readers_could_see_two_things_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as refused:
+        load_json_object(path)
+    assert str(refused.value) == f"config.json: {message}"
+
+
+def test_a_json_key_may_be_there_twice_with_one_value(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"layers": 32, "layers": 32}')
+
+    assert load_json_object(path) == {"layers": 32}
+
+
+def test_a_word_with_which_a_name_begins_means_that_name() -> None:
+    # By its letters alone, qwen3-32b is nearer to qwen3-235b than qwen3-235b-a22b.
+    assert nearest("qwen3-235b", ["qwen3-32b", "qwen3-235b-a22b"]) == "qwen3-235b-a22b"
