@@ -12,12 +12,14 @@ n > 1 as separate requests that hit each other's prefix; there the rest of the p
 without prefix caching all of it, is computed n times.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvengine.errors import ConfigError
 from kvengine.feasibility import MAX_TOKEN_ID
-from kvengine.request import FinishReason, Request, RequestId, RequestStatus
+from kvengine.kv_cache_manager import KVCacheManager
+from kvengine.request import Request, RequestId, RequestStatus, reason_to_end
 from kvengine.scheduler_output import ScheduledRequest, SchedulerOutput
+from kvengine.scheduling.queues import RequestQueues
 
 
 def check_fork(
@@ -88,6 +90,79 @@ class PendingSamples:
         return [item for item in output.scheduled if item.request.request_id in self._requests and item.samples]
 
 
+class Forks:
+    """Makes further requests of running ones.
+
+    Args:
+        max_num_seqs: Most requests in the running list.
+        kv_cache: The memory, if blocks can be shared; else the children's tokens are computed anew.
+        queues: Where the children go.
+    """
+
+    def __init__(self, max_num_seqs: int, kv_cache: KVCacheManager | None, queues: RequestQueues) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._kv_cache = kv_cache
+        self._queues = queues
+        self._pending = PendingSamples()
+        self._forked: list[Request] = []
+
+    @property
+    def pending(self) -> PendingSamples:
+        """Requests that will fork by themselves."""
+        return self._pending
+
+    def fork(
+        self, parent: Request, child_ids: Sequence[RequestId], last_token_ids: Sequence[int] | None
+    ) -> list[Request]:
+        """Fork a running request; see `Scheduler.fork`."""
+        children = [parent.fork(child_id, index) for index, child_id in enumerate(child_ids, start=1)]
+        if last_token_ids is not None:
+            for child, token in zip(children, last_token_ids, strict=True):
+                child.all_token_ids[-1] = token
+        self._place(parent, children)
+        return children
+
+    def fork_samples(self, output: SchedulerOutput, sampled: Mapping[RequestId, int]) -> list[Request]:
+        """Fork the requests of parallel sampling whose first token a step samples; the children that end with it."""
+        finished: list[Request] = []
+        for item in self._pending.due(output):
+            request = item.request
+            self._pending.remove(request)
+            request.num_computed_tokens = item.start + item.num_tokens
+            children = [request.fork(child_id, index) for index, child_id in enumerate(request.sample_ids, start=1)]
+            for child in children:
+                child.append_output(sampled[child.request_id])
+            self._place(request, children)
+            finished += [child for child in children if child.status is RequestStatus.FINISHED]
+        return finished
+
+    def take_forked(self) -> list[Request]:
+        """Requests that came by a fork since the last call."""
+        forked, self._forked = self._forked, []
+        return forked
+
+    def _place(self, parent: Request, children: Sequence[Request]) -> None:
+        """Let those that go on share the parent's blocks as long as there are places; the others wait in front."""
+        left_over: list[Request] = []
+        for child in children:
+            self._queues.number(child)
+            self._forked.append(child)
+            child.finish_reason = reason_to_end(child) if child.num_output_tokens else None
+            if child.finish_reason is not None:
+                child.status = RequestStatus.FINISHED
+                continue
+            self._queues.requests[child.request_id] = child
+            if self._kv_cache is not None and len(self._queues.running) < self._max_num_seqs:
+                self._kv_cache.fork(parent, child)
+                child.num_computed_tokens = parent.num_computed_tokens
+                child.status = RequestStatus.RUNNING
+                self._queues.running.append(child)
+            else:
+                left_over.append(child)
+        for child in reversed(left_over):
+            self._queues.waiting.put_back(child)
+
+
 class SampleFamilies:
     """Which unfinished sequences came by parallel sampling from which request."""
 
@@ -111,12 +186,3 @@ class SampleFamilies:
             family.remove(request)
             if not family and request.parent_id is not None:
                 del self._members[request.parent_id]
-
-
-def reason_to_end(request: Request) -> FinishReason | None:
-    """Why a request ends with the output token it has last; None if it goes on."""
-    if request.all_token_ids[-1] in request.sampling.stop_token_ids:
-        return FinishReason.STOP
-    if request.num_tokens >= request.max_num_tokens:
-        return FinishReason.LENGTH
-    return None

@@ -6,32 +6,22 @@ from typing import NamedTuple
 from kvengine.allocators.memory_use import MemoryUse
 from kvengine.allocators.paged_use import paged_use
 from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
-from kvengine.block_table import BlockTable, RequestBlocks
+from kvengine.block_table import RequestBlocks
 from kvengine.config import EngineConfig, PreemptionMode
 from kvengine.errors import CapacityError
 from kvengine.eviction_policies import EvictionPolicy, usage_queue
+from kvengine.hash_chains import HashChains
 from kvengine.kv_groups.agreement import HitSearch, PrefixHit
 from kvengine.kv_groups.copies import StepCopies
-from kvengine.kv_groups.cross import CrossGroup
-from kvengine.kv_groups.group import NEVER, FullGroup, GroupManager, SharedParts, StepTokens
-from kvengine.kv_groups.kinds import (
-    ChunkedLocal,
-    CrossAttention,
-    FullAttention,
-    GroupKind,
-    LinearState,
-    SlidingWindow,
-    StateMode,
-)
+from kvengine.kv_groups.group import NEVER, FullGroup, SharedParts, StepTokens
+from kvengine.kv_groups.lone import LoneGroup
+from kvengine.kv_groups.managers import group_managers
 from kvengine.kv_groups.sizes import GroupSizes, group_sizes
-from kvengine.kv_groups.states import StateGroup
-from kvengine.kv_groups.windows import ChunkGroup, WindowGroup
-from kvengine.prefix_cache import BlockHash, BlockKey, HashChain, PrefixCache, group_of_key
+from kvengine.prefix_cache import BlockHash, BlockKey, PrefixCache, group_of_key
 from kvengine.request import Request, RequestId
 from kvengine.scheduler_output import Swap
 from kvengine.swapping import SwapSpace
 from kvengine.transfer_pins import Transfer, TransferHandle, TransferPins
-from kvengine.units import cdiv
 
 NewBlocks = Sequence[Sequence[BlockId]]
 """For each group, blocks newly taken for a request; prefix hits are not among them. Empty where nothing was to do."""
@@ -79,15 +69,16 @@ class KVCacheManager:
         )
         self._copies = StepCopies(self._pool, len(sizes.groups))
         parts = SharedParts(config=config, sizes=sizes, pool=self._pool, cache=self._cache, copies=self._copies)
-        self._groups = tuple(_group_manager(kind, index, parts) for index, kind in enumerate(sizes.groups))
+        self._groups = group_managers(parts)
         self._admission_caps = [group.admission_cap for group in self._groups]
         self._forgetful = tuple((index, group) for index, group in enumerate(self._groups) if group.has_gaps)
         self._search = HitSearch(self._cache, sizes) if self._caching else None
         self._entering_step = sizes.hash_unit if sizes.partial_hits else sizes.scheduler_block
         self._num_lookahead = config.scheduler.num_lookahead_tokens
-        self._max_model_len = config.scheduler.max_model_len
-        first = self._groups[0]
-        self._lone_group = first if isinstance(first, FullGroup) and len(self._groups) == 1 else None
+        self._chains = HashChains(sizes.hash_unit)
+        self._lone: LoneGroup | None = None
+        if len(self._groups) == 1 and isinstance(self._groups[0], FullGroup):
+            self._lone = LoneGroup(self._groups[0], parts, self._chains)
         self._pins = TransferPins(self._pool)
         self._swap = (
             SwapSpace(config.num_host_blocks, self._pool, self._groups)
@@ -95,7 +86,6 @@ class KVCacheManager:
             else None
         )
         self._held: dict[RequestId, RequestBlocks] = {}
-        self._chains: dict[RequestId, HashChain] = {}
 
     @property
     def pool(self) -> BlockPool:
@@ -139,7 +129,7 @@ class KVCacheManager:
     def tables_only_grow(self) -> bool:
         """Whether tables change at their ends only, but for private copies of shared tails: groups that forget replace
         blocks inside them."""
-        return self._lone_group is not None
+        return self._lone is not None
 
     def memory_use(self, running: Iterable[tuple[RequestId, int]]) -> MemoryUse:
         """Where all slots are, given each running request's tokens in the cache; of several groups by the first one."""
@@ -165,7 +155,7 @@ class KVCacheManager:
     def prefix_hashes(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
         """The content hashes of the units within a request's first `num_tokens` tokens; empty with caching off."""
         num_units = num_tokens // self._sizes.hash_unit
-        return self._hashes(request, num_tokens)[:num_units] if self._caching else ()
+        return self._chains.hashes(request, num_tokens)[:num_units] if self._caching else ()
 
     def begin_step(self) -> None:
         """Start to decide a step."""
@@ -190,7 +180,7 @@ class KVCacheManager:
             hit = PrefixHit([[] for _ in self._groups], 0)
         else:
             limit = request.num_tokens - 1
-            hit = self._search.find(self._hashes(request, limit), limit)
+            hit = self._search.find(self._chains.hashes(request, limit), limit)
         return hit if self._swap is None else self._beside_kept(request, hit)
 
     def try_admit(
@@ -245,8 +235,8 @@ class KVCacheManager:
         held = self._held[request.request_id]
         if num_tokens < held.quiet_until:
             return ()
-        if self._lone_group is not None and held.tables[0].shared_tail is None:
-            return self._extend_lone(self._lone_group, request, held, num_tokens)
+        if self._lone is not None and held.tables[0].shared_tail is None:
+            return self._lone.try_extend(request, held, num_tokens)
         groups, tables = self._groups, held.tables
         for index, group in self._forgetful:
             group.give_back(tables[index], request.num_computed_tokens)
@@ -276,9 +266,7 @@ class KVCacheManager:
         tables = [group.fork(table, parent) for group, table in zip(self._groups, held.tables, strict=True)]
         self._held[child.request_id] = RequestBlocks(tuple(tables), junction=held.junction)
         held.quiet_until = 0
-        chain = self._chains.get(parent.request_id)
-        if chain is not None:
-            self._chains[child.request_id] = chain.fork((child.num_tokens - 1) // self._sizes.hash_unit)
+        self._chains.fork(parent, child)
 
     def pin(self, request: Request) -> Transfer:
         """Keep what an admitted request has computed until the transfer is completed, whatever becomes of the request.
@@ -345,67 +333,14 @@ class KVCacheManager:
         """Drop what is kept of a request that will not come back; it must hold no blocks."""
         if self._swap is not None:
             self._swap.drop(request.request_id)
-        self._chains.pop(request.request_id, None)
-
-    def _admit_lone(
-        self, group: FullGroup, request: Request, hit: PrefixHit, num_tokens: int, gate_tokens: int, room: int
-    ) -> NewBlocks | None:
-        """Admit where full attention is alone: the same without the loops over groups (8 us a request less)."""
-        (blocks,), size = hit.tables, group.block_size
-        target = group.target(request, num_tokens, self._num_lookahead)
-        num_new = cdiv(target, size) - len(blocks)
-        # Hit blocks that nobody owns now leave the free blocks too.
-        num_needed = max(num_new, cdiv(gate_tokens, size) - len(blocks)) + self._pool.num_free_among(blocks)
-        if num_needed > room:
-            return None
-        self._pool.share(blocks)
-        taken = self._pool.try_allocate(num_new)
-        assert taken is not None, f"{num_new} blocks were counted as free and are not there"
-        table = BlockTable([*blocks, *taken])
-        table.num_cached_blocks = len(blocks)
-        held = self._held[request.request_id] = RequestBlocks((table,))
-        self._settle_lone(group, request, held, num_tokens)
-        return (taken,)
-
-    def _extend_lone(
-        self, group: FullGroup, request: Request, held: RequestBlocks, num_tokens: int
-    ) -> NewBlocks | None:
-        """Extend where full attention is alone: the same without the loops over groups (2 us a block less)."""
-        (table,), size, lookahead = held.tables, group.block_size, self._num_lookahead
-        target = min(num_tokens + lookahead, self._max_model_len) if lookahead else num_tokens
-        taken: Sequence[BlockId] = ()
-        num_missing = target - len(table.block_ids) * size
-        if num_missing > 0:
-            new_blocks = self._pool.try_allocate(cdiv(num_missing, size))
-            if new_blocks is None:
-                return None
-            table.block_ids += new_blocks
-            taken = new_blocks
-        self._settle_lone(group, request, held, num_tokens)
-        return (taken,)
-
-    def _settle_lone(self, group: FullGroup, request: Request, held: RequestBlocks, num_tokens: int) -> None:
-        """Settle where full attention is alone."""
-        (table,), size = held.tables, group.block_size
-        quiet_until = len(table.block_ids) * size - self._num_lookahead + 1
-        if self._caching:
-            num_known = len(request.all_token_ids)
-            num_full = (num_tokens if num_tokens < num_known else num_known) // size
-            if num_full > table.num_cached_blocks:
-                group.enter_blocks(table, num_full, self._hashes(request, num_full * size))
-            next_full = (num_full + 1) * size
-            if next_full < quiet_until:
-                quiet_until = next_full
-        held.quiet_until = quiet_until
-        if num_tokens > held.num_covered:
-            held.num_covered = num_tokens
+        self._chains.forget(request)
 
     def _beside_kept(self, request: Request, hit: PrefixHit) -> PrefixHit:
         """A hit together with what a swapped-out request keeps; of several groups' hits nothing is used then."""
         kept = self._swap.kept.get(request.request_id) if self._swap is not None else None
         if kept is None or kept.num_tokens <= hit.num_tokens:
             return hit
-        if self._lone_group is None:
+        if self._lone is None:
             hit = PrefixHit([[] for _ in self._groups], 0)
         return hit._replace(num_kept=kept.num_tokens, junction=kept.junction)
 
@@ -435,13 +370,6 @@ class KVCacheManager:
             num_blocks += group.blocks_to_admit(blocks, hit.num_tokens, target, cap)
         return num_blocks
 
-    def _must_wait(self, hit: PrefixHit) -> bool:
-        """Whether some group's part of a hit is only written by this step."""
-        for group, blocks in zip(self._groups, hit.tables, strict=True):
-            if group.must_wait(blocks, hit.num_tokens):
-                return True
-        return False
-
     def _settle(self, request: Request, held: RequestBlocks, start: int, end: int) -> None:
         """Cache what the tokens `start .. end - 1` fill, and note until when nothing more is to do."""
         num_known = request.num_tokens
@@ -452,7 +380,7 @@ class KVCacheManager:
             end=end,
             num_known=num_known,
             num_cacheable=num_cacheable,
-            hashes=self._hashes(request, num_cacheable) if num_cacheable else (),
+            hashes=self._chains.hashes(request, num_cacheable) if num_cacheable else (),
             prompt_end=request.num_prompt_tokens - 1,
             junction=held.junction,
         )
@@ -463,15 +391,6 @@ class KVCacheManager:
             quiet_until = min(quiet_until, group.quiet_until(table, step))
         held.quiet_until = quiet_until
         held.num_covered = max(held.num_covered, end)
-
-    def _hashes(self, request: Request, num_tokens: int) -> list[BlockHash]:
-        """The prefix hashes of at least the whole units within `num_tokens` tokens."""
-        chain = self._chains.get(request.request_id)
-        if chain is None:
-            chain = self._chains[request.request_id] = HashChain(
-                self._sizes.hash_unit, salt=request.cache_salt, adapter=request.adapter, media=request.media
-            )
-        return chain.hashes(request.all_token_ids, num_tokens // self._sizes.hash_unit)
 
     def check_slots(self, request: Request) -> None:
         """What a running request's tables hold is what its computed tokens take; see `GroupManager.check_table`."""
@@ -510,19 +429,3 @@ class KVCacheManager:
             assert cached == self._pool.is_cached(block), (
                 f"block {block}: pool and cache differ on whether it is cached"
             )
-
-
-def _group_manager(kind: GroupKind, index: int, parts: SharedParts) -> GroupManager:
-    match kind:
-        case FullAttention():
-            return FullGroup(index, parts)
-        case SlidingWindow():
-            return WindowGroup(index, parts, kind)
-        case ChunkedLocal():
-            return ChunkGroup(index, parts, kind)
-        case LinearState(mode=StateMode.ALIGN):
-            return StateGroup(index, parts)
-        case LinearState():
-            return GroupManager(index, parts)
-        case CrossAttention():
-            return CrossGroup(index, parts)

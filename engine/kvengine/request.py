@@ -187,3 +187,12 @@ class Request:
     def append_output(self, token_id: int) -> None:
         """Add one output token."""
         self.all_token_ids.append(token_id)
+
+
+def reason_to_end(request: Request) -> FinishReason | None:
+    """Why a request ends with the output token it has last; None if it goes on."""
+    if request.all_token_ids[-1] in request.sampling.stop_token_ids:
+        return FinishReason.STOP
+    if request.num_tokens >= request.max_num_tokens:
+        return FinishReason.LENGTH
+    return None
