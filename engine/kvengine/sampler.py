@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvengine.batch import SampledRow
+from kvengine.dense_kernels import triton_kernels_for
 from kvengine.draws import uniforms
 from kvengine.request import RequestId
 from kvengine.sampling_params import SamplingParams
@@ -117,16 +118,20 @@ def _choose(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
 
 def _draw_rows(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
     params, device = [row.request.sampling for row in rows], logits.device
-    weights = kept_weights(
-        logits,
-        temperature=torch.tensor([each.temperature for each in params], device=device),
-        top_k=torch.tensor([each.top_k for each in params], device=device),
-        top_p=torch.tensor([each.top_p for each in params], device=device),
-        min_p=torch.tensor([each.min_p for each in params], device=device),
-    )
+    settings = {
+        "temperature": torch.tensor([each.temperature for each in params], device=device),
+        "top_k": torch.tensor([each.top_k for each in params], device=device),
+        "top_p": torch.tensor([each.top_p for each in params], device=device),
+        "min_p": torch.tensor([each.min_p for each in params], device=device),
+    }
     seeds = [row.request.seed + row.sample_index for row in rows]
-    uniform = uniforms(seeds, [row.output_index for row in rows])
-    tokens: list[int] = draw(weights, torch.from_numpy(uniform).to(device)).tolist()
+    uniform = torch.from_numpy(uniforms(seeds, [row.output_index for row in rows])).to(device)
+    kernels = triton_kernels_for(logits)
+    if kernels is None:
+        drawn = draw(kept_weights(logits, **settings), uniform)
+    else:
+        drawn = kernels.sample(logits, **settings, uniform=uniform)
+    tokens: list[int] = drawn.tolist()
     return tokens
 
 

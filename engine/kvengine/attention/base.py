@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -121,6 +121,24 @@ class AttentionBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class RotatingBackend(Protocol):
+    """A backend that turns queries and keys by their positions on the way into the cache."""
+
+    def store_rotated(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Turn each pair (i, i + head_dim / 2) of queries and keys, and write a layer's new keys and values.
+
+        Shapes:
+            q: [num_tokens, num_heads, head_dim]
+            k, v: [num_tokens, num_kv_heads, head_dim]
+            rotation: cosines and sines, [num_tokens, 1, head_dim / 2] each
+
+        Returns:
+            The turned queries, [num_tokens, num_heads, head_dim].
+        """
+        ...
+
+
 def attend(backend: AttentionBackend, layer: int, q: Tensor, k: Tensor, v: Tensor | None, num_decodes: int) -> Tensor:
     """Store a layer's keys and values, then attend from every token of the planned batch.
 
@@ -132,6 +150,11 @@ def attend(backend: AttentionBackend, layer: int, q: Tensor, k: Tensor, v: Tenso
         [num_tokens, num_heads, value_size]
     """
     backend.store_kv(layer, k, v)
+    return attend_stored(backend, layer, q, num_decodes)
+
+
+def attend_stored(backend: AttentionBackend, layer: int, q: Tensor, num_decodes: int) -> Tensor:
+    """Attend from every token of the planned batch, whose keys and values are in the cache; as `attend`."""
     out = q.new_empty(*q.shape[:2], backend.value_size)
     if num_decodes:
         backend.decode(layer, q[:num_decodes], out[:num_decodes])

@@ -19,6 +19,7 @@ from kvkernels.copy_blocks import copy_blocks
 from kvkernels.layout import KVLayout, page_shapes, paged_kv
 from kvkernels.paged_decode import DecodePlan, paged_decode, plan_decode
 from kvkernels.paged_prefill import paged_prefill, plan_prefill
+from kvkernels.rope_store import rope_store
 from kvkernels.store_kv import store_kv
 
 _Key = tuple[int, int | None]
@@ -139,6 +140,14 @@ class TritonBackend:
         """Write a layer's new keys and values into their slots."""
         assert v is not None, "latent rows are kept by the torch backend only"
         store_kv(k, v, self._caches[layer], self._views[self._keys[layer]].slots)
+
+    def store_rotated(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Turn queries and keys, and write the new keys and values, in one launch."""
+        cos, sin = rotation
+        slots = self._views[self._keys[layer]].slots
+        turned = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        rope_store(q, k, v, cos[:, 0], sin[:, 0], self._caches[layer], slots, out=turned)
+        return turned
 
     def decode(self, layer: int, q: Tensor, out: Tensor) -> None:
         """Attend from the rows with a single token."""

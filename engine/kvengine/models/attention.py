@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvengine.attention.base import AttentionBackend, attend
+from kvengine.attention.base import AttentionBackend, RotatingBackend, attend, attend_stored
 from kvengine.model_config.decoder import Attention, GroupedAttention, LatentAttention
 from kvengine.models.linear import Linear
 from kvengine.models.norm import RMSNorm, identity
@@ -27,6 +27,8 @@ class Step:
     """Of the tokens, for each kind of rotary positions."""
     num_decodes: int
     """Leading tokens that are alone in their rows."""
+    rotating: RotatingBackend | None = None
+    """The backend, if it turns queries and keys itself."""
 
 
 class NormMaker(Protocol):
@@ -91,11 +93,16 @@ class _GroupedPart:
     def __call__(self, hidden: Tensor, step: Step, /) -> Tensor:
         heads, kv_heads = self._config.num_heads, self._config.num_kv_heads
         qkv = self._qkv(hidden).view(-1, heads + 2 * kv_heads, self._config.head_dim)
+        rotation = step.rotation[self._rotation]
+        if step.rotating is not None:
+            q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+            q = step.rotating.store_rotated(self._layer, self._q_norm(q), self._k_norm(k), v, rotation)
+            return self._out(attend_stored(step.backend, self._layer, q, step.num_decodes).flatten(1))
         if self._config.qk_norm:
             rotated = torch.cat((self._q_norm(qkv[:, :heads]), self._k_norm(qkv[:, heads : heads + kv_heads])), dim=1)
         else:
             rotated = qkv[:, : heads + kv_heads]
-        rotated = apply_rope(rotated, step.rotation[self._rotation])
+        rotated = apply_rope(rotated, rotation)
         attended = attend(
             step.backend,
             self._layer,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvengine.attention.base import AttentionBackend
+from kvengine.attention.base import AttentionBackend, RotatingBackend
 from kvengine.batch import ForwardBatch
 from kvengine.model_config.decoder import Attention, DecoderConfig, GroupedAttention, RopeConfig
 from kvengine.models.attention import AttentionPart, Step, read_attention
@@ -24,10 +24,10 @@ Norm = Callable[[Tensor], Tensor]
 class _Layer:
     """One layer: what comes out of each part is added to what went in."""
 
-    attention_norm: Norm
+    attention_norm: RMSNorm
     attention: AttentionPart
     attention_end_norm: Norm
-    feed_norm: Norm
+    feed_norm: RMSNorm
     feed: FeedPart
     feed_end_norm: Norm
 
@@ -79,14 +79,23 @@ class Decoder:
         hidden = self._embedding[batch.token_ids]
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
-        step = Step(backend=attention, rotation=self._rotations.at(batch.positions), num_decodes=batch.num_decodes)
+        step = Step(
+            backend=attention,
+            rotation=self._rotations.at(batch.positions),
+            num_decodes=batch.num_decodes,
+            rotating=attention if isinstance(attention, RotatingBackend) else None,
+        )
+        # What a part computed is added where the next norm reads it.
+        delta: Tensor | None = None
         for layer in self._layers:
-            hidden = hidden + layer.attention_end_norm(layer.attention(layer.attention_norm(hidden), step))
-            hidden = hidden + layer.feed_end_norm(layer.feed(layer.feed_norm(hidden)))
-        return self._logits(hidden[batch.sampled_tokens])
+            normed = layer.attention_norm.add_and_norm(hidden, delta)
+            delta = layer.attention_end_norm(layer.attention(normed, step))
+            delta = layer.feed_end_norm(layer.feed(layer.feed_norm.add_and_norm(hidden, delta)))
+        sampled = batch.sampled_tokens
+        return self._logits(self._final_norm.add_and_norm(hidden[sampled], None if delta is None else delta[sampled]))
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self._head(self._final_norm(hidden))
+    def _logits(self, normed: Tensor) -> Tensor:
+        logits = self._head(normed)
         cap = self.config.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
+from kvengine.dense_kernels import kernels_for
 from kvengine.model_config.decoder import Activation, DenseFeed, ExpertFeed, Feed, Scoring
 from kvengine.models.linear import Linear
 from kvengine.models.tensor_reader import TensorReader
-from kvengine.native.kernels import kernels_for
 
 _grouped_mm: Callable[..., Tensor] | None = getattr(torch.nn.functional, "grouped_mm", None)
 """Not in older versions of torch."""

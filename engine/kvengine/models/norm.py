@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from kvengine.native.kernels import kernels_for
+from kvengine.dense_kernels import kernels_for
 
 
 class RMSNorm:
@@ -21,16 +21,24 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm rows; the result has their type."""
-        weight = self._weight
-        if x.dtype != weight.dtype:
+        weight, kernels = self._weight, kernels_for(x)
+        if kernels is None or (kernels.packed_only and x.dtype != weight.dtype):
             return rms_norm(x.to(weight.dtype), weight.shape, weight, self._eps).to(x.dtype)
-        kernels = kernels_for(x)
-        if kernels is None:
-            return rms_norm(x, weight.shape, weight, self._eps)
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        out = torch.empty_like(rows)
+        rows = x.reshape(-1, x.shape[-1]).contiguous() if kernels.packed_only else x
+        out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
         kernels.rms_norm(rows, weight, out, epsilon=self._eps)
         return out.view(x.shape)
+
+    def add_and_norm(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        """Add `delta`, if there is one, to x in place, [num_rows, size] both and contiguous, and norm the sum."""
+        if delta is None:
+            return self(x)
+        weight, kernels = self._weight, kernels_for(x)
+        if kernels is None or (kernels.packed_only and x.dtype != weight.dtype):
+            return self(x.add_(delta))
+        out = torch.empty_like(x)
+        kernels.rms_norm(x, weight, out, epsilon=self._eps, delta=delta)
+        return out
 
 
 def identity(x: Tensor) -> Tensor:

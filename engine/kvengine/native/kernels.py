@@ -44,6 +44,8 @@ def kernels_for(tensor: Tensor) -> "NativeKernels | None":
 class NativeKernels:
     """Calls into the library. Tensors are on the CPU; innermost dimensions are contiguous."""
 
+    packed_only = True
+
     def __init__(self, library: ctypes.CDLL) -> None:
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, name)
