@@ -23,11 +23,11 @@ class DenseKernels(Protocol):
         """Whether rows must be contiguous, and a norm's weight of their type."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float, delta: Tensor | None = None) -> None:
-        """Add `delta` to x in place, where there is one, and write `x / rms(x) * weight`.
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
+        """Write `x / rms(x) * weight`.
 
         Shapes:
-            x, delta, out: [num_rows, size], of one type; without delta also [num_rows, num_heads, size]
+            x, out: [num_rows, size], of one type; where not only packed rows are taken, also [num_rows, num_heads, size]
             weight: [size]
         """
         ...
@@ -42,12 +42,17 @@ class TritonKernels:
 
     packed_only = False
 
-    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float, delta: Tensor | None = None) -> None:
+    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, *, epsilon: float) -> None:
         """Norm rows or heads; see `DenseKernels`."""
         from kvkernels.rms_norm import rms_norm_launch
 
-        added, residual = (x, None) if delta is None else (delta, x)
-        rms_norm_launch(added, residual, weight, out, eps=epsilon).run()
+        rms_norm_launch(x, None, weight, out, eps=epsilon).run()
+
+    def add_rms_norm(self, delta: Tensor, x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
+        """Add `delta` to x in place, [num_rows, size] both, and norm the sum in the same pass."""
+        from kvkernels.rms_norm import add_rms_norm
+
+        return add_rms_norm(delta, x, weight, eps=epsilon)
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> None:
         """Gate rows; see `DenseKernels`."""

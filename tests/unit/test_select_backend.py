@@ -73,8 +73,18 @@ def test_eight_bits_are_kept_by_what_attends_on_the_cpu(monkeypatch: pytest.Monk
     config = a_config(dtype=KVDtype.FP8)
     # 1 byte an element: a block of the spec is what is allocated.
     assert select(config).backend.cache_bytes == config.num_blocks * config.kv_cache.block_bytes
+
+
+def test_the_triton_kernels_keep_the_type_computed_in_or_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="needs triton, which has no wheel for this machine")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert select(config).reason.endswith("the kernels keep K/V in the type computed in, not in fp8")
+    config = a_config(dtype=KVDtype.FP8)
+    chosen = select(config)
+    assert chosen.backend.name == "triton"
+    assert chosen.backend.cache_bytes == config.num_blocks * config.kv_cache.block_bytes
+    assert select(a_config(dtype=KVDtype.FLOAT16)).reason.endswith(
+        "the kernels keep K/V in the type computed in or in fp8, not in float16"
+    )
 
 
 def test_the_interpreter_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +110,10 @@ def test_what_the_triton_kernels_do_not_take_falls_back_and_says_why(monkeypatch
     assert chosen.reason.endswith("heads of 512 are more than the 256 that the kernels take")
 
 
-def test_latent_rows_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latent_rows_fall_back_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     config = a_config()
     latent = replace(config, kv_cache=replace(config.kv_cache, num_kv_heads=1, head_dim_v=0))
-    assert select(latent).reason.endswith("the kernels do not keep latent rows")
+    assert select(latent).reason.endswith(
+        "the kernels do not keep latent rows: theirs would be tiles of 1,024 dimensions"
+    )

@@ -14,7 +14,7 @@ from kvengine.attention.torch_backend import TorchBackend
 from kvengine.config import EngineConfig
 from kvengine.device_memory import available_bytes
 from kvengine.errors import CapacityError, ConfigError, DeviceError
-from kvengine.native.kernels import native_kernels
+from kvengine.native.kernels import COMPUTE_TYPES, native_kernels
 from kvengine.spec import KVCacheSpec, KVDtype
 from kvengine.units import format_bytes
 
@@ -23,6 +23,8 @@ BackendName = Literal["auto", "torch", "native", "triton"]
 
 _FIRST_CAPABILITY = (8, 0)
 """Of a GPU; older ones have no bfloat16 and no asynchronous copies."""
+_FIRST_WITH_FP8 = (8, 9)
+"""Triton converts e4m3 from here on."""
 _MAX_HEAD_DIM = 256
 
 _TORCH_DTYPES = {
@@ -140,7 +142,9 @@ def _make(
             return obstacle
         from kvengine.attention.triton_backend import TritonBackend
 
-        triton = TritonBackend(spec, config.num_blocks, model=model, dtype=dtype, device=device)
+        triton = TritonBackend(
+            spec, config.num_blocks, model=model, dtype=dtype, device=device, cache_dtype=cache_dtype, scales=scales
+        )
         how = "" if device.type == "cuda" else ", interpreted because TRITON_INTERPRET is set: for tests, and slow"
         return Selection(triton, f"Triton kernels on {device.type}{how}")
     if name == "native":
@@ -179,17 +183,23 @@ def _obstacle_to_triton(spec: KVCacheSpec, dtype: torch.dtype, device: torch.dev
         return f"the Triton kernels do not run on {device.type}"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if torch_dtype(spec.dtype) != dtype:
-        return f"the kernels keep K/V in the type computed in, not in {spec.dtype}"
+    if dtype not in COMPUTE_TYPES:
+        return f"the kernels do not compute in {dtype}"
+    if torch_dtype(spec.dtype) != dtype and spec.dtype is not KVDtype.FP8:
+        return f"the kernels keep K/V in the type computed in or in fp8, not in {spec.dtype}"
     if not spec.head_dim_v:
-        return "the kernels do not keep latent rows"
+        return "the kernels do not keep latent rows: theirs would be tiles of 1,024 dimensions"
     if spec.head_dim > _MAX_HEAD_DIM:
         return f"heads of {spec.head_dim} are more than the {_MAX_HEAD_DIM} that the kernels take"
-    if interpreted and spec.dtype is KVDtype.BFLOAT16:
+    if interpreted and torch.bfloat16 in (dtype, torch_dtype(spec.dtype)):
         message = "Triton's interpreter computes bfloat16 wrongly"
         raise ConfigError(message, hint="use float32 or float16, or unset TRITON_INTERPRET")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FIRST_CAPABILITY:
-        return "the kernels need an A100 or newer"
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _FIRST_CAPABILITY:
+            return "the kernels need an A100 or newer"
+        if spec.dtype is KVDtype.FP8 and capability < _FIRST_WITH_FP8:
+            return "the kernels keep fp8 from compute capability 8.9 on"
     return None
 
 

@@ -5,7 +5,7 @@ side, so that copying a block copies it in all layers with one launch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvengine.attention.base import ModelAttention
 from kvengine.attention.host_cache import HostCache
+from kvengine.attention.pools import KVScales
 from kvengine.batch import ForwardBatch
 from kvengine.spec import KVCacheSpec
 from kvkernels.copy_blocks import copy_blocks
@@ -55,8 +56,10 @@ class TritonBackend:
         spec: Geometry of the cache.
         num_blocks: Blocks in the pool, the null block included.
         model: What the model asks of attention.
-        dtype: Type of the cache, and of q, k and v.
+        dtype: Type of q, k and v.
         device: Where the pools are allocated.
+        cache_dtype: Type of the cache, if not that of q, k and v.
+        scales: What each layer's cached values are multiplied by; None for 1.
         layout: How a block's elements are ordered.
     """
 
@@ -70,6 +73,8 @@ class TritonBackend:
         model: ModelAttention,
         dtype: torch.dtype,
         device: torch.device,
+        cache_dtype: torch.dtype | None = None,
+        scales: Sequence[KVScales] | None = None,
         layout: KVLayout = KVLayout.BLOCK_MAJOR,
     ) -> None:
         self.device = device
@@ -79,21 +84,25 @@ class TritonBackend:
         self._num_kv_heads = spec.num_kv_heads
         self._head_dim = spec.head_dim
         self._scale = model.scale
+        kept = cache_dtype or dtype
         self._softcap = model.softcap
         k_page, v_page = page_shapes(
             layout,
             block_size=spec.block_size,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            dtype=dtype,
+            dtype=kept,
         )
         page_size = spec.block_size * spec.num_kv_heads * spec.head_dim
-        self._pool = torch.zeros(2 * spec.num_layers, num_blocks, page_size, dtype=dtype, device=device)
+        self._pool = torch.zeros(2 * spec.num_layers, num_blocks, page_size, dtype=kept, device=device)
         caches = [
             paged_kv(layout, k.view(num_blocks, *k_page), v.view(num_blocks, *v_page))
             for k, v in zip(self._pool[::2], self._pool[1::2], strict=True)
         ]
         self._caches = [caches[layer.place] for layer in model.layers]
+        if scales is not None:
+            pairs = zip(self._caches, scales, strict=True)
+            self._caches = [replace(cache, k_scale=scale.k, v_scale=scale.v) for cache, scale in pairs]
         self._keys = [(layer.group, layer.window) for layer in model.layers]
         self._views: dict[_Key, _View] = {}
 

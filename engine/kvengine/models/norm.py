@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from kvengine.dense_kernels import kernels_for
+from kvengine.dense_kernels import kernels_for, triton_kernels_for
 
 
 class RMSNorm:
@@ -33,12 +33,10 @@ class RMSNorm:
         """Add `delta`, if there is one, to x in place, [num_rows, size] both and contiguous, and norm the sum."""
         if delta is None:
             return self(x)
-        weight, kernels = self._weight, kernels_for(x)
-        if kernels is None or (kernels.packed_only and x.dtype != weight.dtype):
-            return self(x.add_(delta))
-        out = torch.empty_like(x)
-        kernels.rms_norm(x, weight, out, epsilon=self._eps, delta=delta)
-        return out
+        kernels = triton_kernels_for(x)
+        return (
+            self(x.add_(delta)) if kernels is None else kernels.add_rms_norm(delta, x, self._weight, epsilon=self._eps)
+        )
 
 
 def identity(x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The Triton backend in a step, and in the engine: whole requests on a tiny random model."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,6 @@ import torch
 
 from kvengine.attention.base import ModelAttention
 from kvengine.config import EngineConfig, PreemptionMode, SchedulerConfig
-from kvengine.kv_groups.kinds import FullAttention, SlidingWindow
-from kvengine.model_config.huggingface import config_from_mapping
 from kvengine.request import Request
 from kvengine.scheduler import Scheduler
 from kvengine.spec import KVDtype
@@ -117,69 +116,50 @@ def generate(
     return requests, runner.backend_name
 
 
-def groups_case() -> Case:
-    """Soft-capped full layers and layers with windows in groups of their own, beyond the windows: as torch attends."""
+def fp8_case(layout: str) -> Case:
+    """A mixed step over a cache in 8 bits: as the torch backend attends with the same scales, not powers of two."""
 
     def run(device: str) -> None:
+        from kvengine.attention.pools import KVScales
         from kvengine.attention.torch_backend import TorchBackend
         from kvengine.attention.triton_backend import TritonBackend
-        from kvengine.batch import BatchBuilder
-        from kvengine.models.cache_layout import model_attention
-        from kvengine.torch_runner import random_model
+        from kvkernels.layout import FP8, KVLayout
 
-        model = random_model(
-            config_from_mapping(WINDOWS, where="case"),
-            dtype=KVDtype.FLOAT32,
-            device="cuda" if device == "cuda" else "cpu",
-        )
-        window = SlidingWindow(block_size=4, window=6)
-        limits = EngineConfig(
-            kv_cache=model.config.kv_cache_spec(KVDtype.FLOAT32, 4, layers_per_block=1),
-            groups=(window, FullAttention(block_size=4), window),
-            group_layers=((0,), (1,), (2,)),
-            num_blocks=60,
-            scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=12, max_model_len=64),
-        )
-        attention, place = model_attention(model.config, limits), model.device
-        kinds = (TorchBackend, TritonBackend)
-        known, ours = (kind(limits.kv_cache, 60, model=attention, dtype=torch.float32, device=place) for kind in kinds)
-        scheduler, builder = Scheduler(limits), BatchBuilder(limits, place)
-        for index, prompt in enumerate(([7], list(range(10, 25)), [*range(10, 18), 3, 4, 5])):
-            scheduler.add_request(a_request(str(index), prompt=prompt, max_tokens=4))
-        while scheduler.has_unfinished:
-            output = scheduler.schedule()
-            batch = builder.build(output)
-            logits = []
-            for backend in (known, ours):
-                backend.copy_blocks(output.block_copies)
-                backend.plan(batch)
-                logits.append(model.forward(batch, backend))
-            torch.testing.assert_close(logits[1], logits[0], atol=1e-5, rtol=0)
-            scheduler.update(output, dict(zip(batch.sampled_requests, logits[0].argmax(-1).tolist(), strict=True)))
+        case = a_paged_case(
+            context_lens=[9, 1, 11, 6], query_lens=[1, 1, 5, 6], block_size=4, num_heads=6, num_kv_heads=2,
+            head_dim=16, dtype=torch.float32,
+        ).on(device)  # fmt: skip
+        place, spec = torch.device(device), replace(a_spec(case, num_layers=2), dtype=KVDtype.FP8)
+        scales = [
+            KVScales(*(torch.tensor(pair, device=place) for pair in pairs))
+            for pairs in ([[0.011, 0.02], [0.3, 0.007]], [[0.5, 0.004], [0.09, 1.7]])
+        ]
+        attended = []
+        model = replace(ModelAttention.plain(spec, num_heads=6), softcap=4.0)
+        common = {"model": model, "dtype": torch.float32, "device": place, "cache_dtype": FP8, "scales": scales}
+        for backend in (
+            TorchBackend(spec, len(case.k_cache), **common),
+            TritonBackend(spec, len(case.k_cache), layout=KVLayout(layout), **common),
+        ):
+            assert backend.cache_bytes == len(case.k_cache) * spec.block_bytes
+            fill_cache(backend, case, num_layers=2)
+            host = backend.host_cache(2)
+            host.swap_out([(int(case.block_tables[0, 1]), 1)])
+            host.swap_in([(1, int(case.block_tables[0, 1]))])
+            attended.append([attend_step(backend, case, num_decodes=2, layer=layer) for layer in (0, 1)])
+        for known, ours in zip(*attended, strict=True):
+            assert_close(ours, known.double(), torch.float32)
+        exact = plain_attention(case, scale=16**-0.5)
+        assert (attended[1][0] - exact).abs().max() > 1e-3, "eight bits that change nothing are not eight bits"
 
     return run
 
 
-WINDOWS = {
-    "model_type": "gemma2",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 50,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-    "sliding_window": 6,
-    "attn_logit_softcapping": 3.0,
-    "query_pre_attn_scalar": 11,
-}
-
 CASES: dict[str, Case] = {
-    "engine: windows in groups": groups_case(),
     "backend: block-major": backend_case("block_major"),
     "backend: key chunks": backend_case("key_chunks"),
+    "backend: fp8": fp8_case("block_major"),
+    "backend: fp8 in key chunks": fp8_case("key_chunks"),
     "engine: a tiny Llama": engine_case(num_blocks=40, preempts=False),
     "engine: a tiny Llama, preempted": engine_case(num_blocks=8, preempts=True),
     "engine: a tiny Llama, swapped": engine_case(num_blocks=7, preempts=True, num_host_blocks=20),

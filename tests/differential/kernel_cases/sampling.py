@@ -47,6 +47,47 @@ def sample_case(
     return run
 
 
+def sampler_case() -> Case:
+    """Rows of requests with their own settings and seeds: the engine's sampler draws here what it draws in torch."""
+
+    def run(device: str) -> None:
+        from kvengine import sampler
+        from kvengine.batch import SampledRow
+        from kvengine.dense_kernels import triton_kernels_for
+        from kvengine.draws import uniforms
+        from kvengine.request import Request, RequestId
+        from kvengine.sampling_params import SamplingParams
+
+        settings = [
+            SamplingParams(temperature=0.7, seed=1),
+            SamplingParams(temperature=1.5, top_k=7, seed=2),
+            SamplingParams(temperature=1.0, top_p=0.6, seed=3),
+            SamplingParams(temperature=2.0, min_p=0.05, seed=4),
+            SamplingParams(temperature=0.0),
+        ]
+        requests = [Request(RequestId(str(index)), [1, 2], params) for index, params in enumerate(settings)]
+        rows = [SampledRow(request.request_id, request) for request in requests]
+        logits = 3 * normal(torch.Generator().manual_seed(5), len(rows), 90).to(device)
+        assert triton_kernels_for(logits) is not None, "torch would draw on both sides"
+
+        got = sampler.sample(logits, rows)
+
+        wide, drawn = logits.cpu().double(), settings[:-1]
+        weights = sampler.kept_weights(
+            wide[:-1].float(),
+            temperature=torch.tensor([each.temperature for each in drawn]),
+            top_k=torch.tensor([each.top_k for each in drawn]),
+            top_p=torch.tensor([each.top_p for each in drawn]),
+            min_p=torch.tensor([each.min_p for each in drawn]),
+        )
+        uniform = torch.from_numpy(uniforms([request.seed for request in requests[:-1]], [0] * len(drawn)))
+        known = [*sampler.draw(weights, uniform).tolist(), int(wide[-1].argmax())]
+        assert list(got.values()) == known, f"expected {known}, got {list(got.values())}"
+        assert len(set(known)) > 2, "rows that all draw the same prove nothing"
+
+    return run
+
+
 def _per_row(name: str, value: Any, rows: torch.Tensor) -> torch.Tensor:
     values = [value] * len(rows) if isinstance(value, int | float) else list(value)
     return torch.tensor(values, dtype=torch.int32 if name == "top_k" else torch.float32)
@@ -57,6 +98,7 @@ CLOSE = [[1.0, 1.0 + 2**-23, 1.0 - 2**-24, 0.0]]
 MASKED = [[float("-inf"), 1.0, float("-inf"), 2.0, 0.5]]
 
 CASES: dict[str, Case] = {
+    "sample: the rows of a step": sampler_case(),
     "sample: greedy": sample_case(temperature=0.0),
     "sample: greedy takes the lowest of equals": sample_case(TIED, temperature=0.0),
     "sample: greedy in the second tile": sample_case(num_rows=3, vocab_size=5000, temperature=0.0),
