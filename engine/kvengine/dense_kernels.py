@@ -27,7 +27,7 @@ class DenseKernels(Protocol):
         """Write `x / rms(x) * weight`.
 
         Shapes:
-            x, out: [num_rows, size], of one type; where not only packed rows are taken, also [num_rows, num_heads, size]
+            x, out: [num_rows, size], of one type; or [num_rows, num_heads, size], if not only packed rows are taken
             weight: [size]
         """
         ...

@@ -95,7 +95,7 @@ class _GroupedPart:
         qkv = self._qkv(hidden).view(-1, heads + 2 * kv_heads, self._config.head_dim)
         rotation = step.rotation[self._rotation]
         if step.rotating is not None:
-            q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+            q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
             q = step.rotating.store_rotated(self._layer, self._q_norm(q), self._k_norm(k), v, rotation)
             return self._out(attend_stored(step.backend, self._layer, q, step.num_decodes).flatten(1))
         if self._config.qk_norm:

@@ -59,11 +59,11 @@ def sampler_case() -> Case:
         from kvengine.sampling_params import SamplingParams
 
         settings = [
-            SamplingParams(temperature=0.7, seed=1),
-            SamplingParams(temperature=1.5, top_k=7, seed=2),
-            SamplingParams(temperature=1.0, top_p=0.6, seed=3),
-            SamplingParams(temperature=2.0, min_p=0.05, seed=4),
-            SamplingParams(temperature=0.0),
+            SamplingParams(max_tokens=1, temperature=0.7, seed=1),
+            SamplingParams(max_tokens=1, temperature=1.5, top_k=7, seed=2),
+            SamplingParams(max_tokens=1, temperature=1.0, top_p=0.6, seed=3),
+            SamplingParams(max_tokens=1, temperature=2.0, min_p=0.05, seed=4),
+            SamplingParams(max_tokens=1, temperature=0.0),
         ]
         requests = [Request(RequestId(str(index)), [1, 2], params) for index, params in enumerate(settings)]
         rows = [SampledRow(request.request_id, request) for request in requests]
