@@ -75,7 +75,7 @@ def is_shown(model: ViewModel, *, waits_for_events: bool = False) -> bool:
     if not model.is_server:
         return model.picture is not None
     events = model.server.events if model.server is not None else NO_EVENTS
-    is_looked_for = model.total is not None and not events.is_listening and events is NO_EVENTS
+    is_looked_for = model.total is not None and events is NO_EVENTS
     if waits_for_events and (is_looked_for or (events.is_listening and not events.is_settled)):
         return False
     return model.total is not None or events.num_blocks is not None

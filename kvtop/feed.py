@@ -80,7 +80,7 @@ class Feed:
                 model.start_anew()
             case EnginesSeen(engines):
                 model.engines = engines
-            case RecordingChanged(path, _):
+            case RecordingChanged(path):
                 model.recorded_into = path
             case Controlled(ControlState() as control):
                 model.control = control

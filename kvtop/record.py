@@ -20,20 +20,16 @@ def record(source: Source, path: Path) -> None:
         path: File to write.
 
     Raises:
-        TelemetryError: The file cannot be written, or the source broke off.
+        TelemetryError: The file cannot be written (any more), or the source broke off.
     """
     failures: list[str] = []
-    has_begun = False
 
     def tell(message: Message) -> None:
-        nonlocal has_begun
-        if isinstance(message, RecordingChanged):
-            has_begun = has_begun or message.path is not None
-            if not has_begun:
-                failures.append(message.note)
-                source.stop()
-            else:
-                sys.stderr.write(f"{message.note}\n")
+        if isinstance(message, RecordingChanged) and message.is_failure:
+            failures.append(message.note)
+            source.stop()
+        elif isinstance(message, RecordingChanged):
+            sys.stderr.write(f"{message.note}\n")
         elif isinstance(message, StatusChanged) and message.status.phase is Phase.GONE:
             failures.append(f"{source.name}: {message.status.detail}")
 

@@ -203,7 +203,7 @@ class WatchScreen(Screen[None]):
     def on_recording_changed(self, message: RecordingChanged) -> None:
         """Say what is recorded, and where."""
         self._feed.take(message)
-        self.notify(printable(message.note), timeout=4)
+        self.notify(printable(message.note), severity="warning" if message.is_failure else "information", timeout=4)
         self._show_age()
 
     def on_controlled(self, message: Controlled) -> None:

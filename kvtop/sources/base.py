@@ -69,6 +69,8 @@ class RecordingChanged(Message):
     """The file that is written now."""
     note: str
     """What happened, in words."""
+    is_failure: bool = False
+    """It ended, or did not begin, although it was wanted."""
 
 
 @dataclass

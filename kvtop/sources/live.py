@@ -208,7 +208,7 @@ class LiveSource:
     def _tell_of_recording(self, post: Post) -> None:
         if self.recorder.note != self._noted:
             self._noted = self.recorder.note
-            post(RecordingChanged(self.recorder.path, self._noted))
+            post(RecordingChanged(self.recorder.path, self._noted, self.recorder.has_failed))
 
     def _post_end(self, post: Post) -> None:
         if self._stopped.is_set():

@@ -17,7 +17,7 @@ class ViewRecorder:
 
     Attributes:
         note: What came of the last wish, in words; empty until there was one.
-        num_steps: Steps written.
+        has_failed: Whether it was no success.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ViewRecorder:
         self._num_files = 0
         self._copy: StreamCopy | None = None
         self.note = ""
-        self.num_steps = 0
+        self.has_failed = False
 
     def want(self, path: Path | None) -> None:
         """Record into a file from now on, the next engine into a file beside it; None to stop."""
@@ -45,6 +45,7 @@ class ViewRecorder:
         with self._lock:
             wanted, is_new, self._is_wish_new = self._wanted, self._is_wish_new, False
         if is_new:
+            self.has_failed = False
             self.finish(STOPPED, state)
             self._num_files = 0
         if wanted is not None and self._copy is None and state is not None and state.end is None:
@@ -55,11 +56,10 @@ class ViewRecorder:
         if self._copy is None:
             return
         self._copy.take(frame, state)
-        self.num_steps += isinstance(frame, Delta)
         if isinstance(frame, End):
             self.note, self._copy = f"recorded {self._copy.path}", None
         elif not self._copy.is_writing:
-            self.note, self._copy, self._wanted = f"{self._copy.path}: recording stopped, the disk is full", None, None
+            self._fail(f"{self._copy.path}: recording stopped, the disk took no more")
 
     def finish(self, reason: str, state: StreamState | None) -> None:
         """Close the file; a reason stands in it as its end, none for a stream that broke off."""
@@ -76,4 +76,7 @@ class ViewRecorder:
             self._copy = StreamCopy.begin(path, state)
             self.note = f"recording into {path}"
         except TelemetryError as error:
-            self.note, self._wanted = error.message, None
+            self._fail(error.message)
+
+    def _fail(self, note: str) -> None:
+        self.note, self.has_failed, self._copy, self._wanted = note, True, None, None

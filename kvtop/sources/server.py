@@ -126,7 +126,7 @@ class ServerSource:
                 self._recorder.take(picture, self._endpoint.url if self._endpoint is not None else None)
         except TelemetryError as error:
             self._recorder = None
-            self._post(RecordingChanged(None, error.message))
+            self._post(RecordingChanged(None, error.message, is_failure=True))
 
     def _change_file(self, path: Path | None) -> None:
         if self._recorder is not None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -106,6 +107,22 @@ def test_an_engine_that_is_killed_leaves_a_recording_and_exit_code_2(watched, tm
     with Recording.open(path) as recording:
         assert recording.samples[-1].step == 3
         assert recording.end is None
+
+
+def test_a_disk_that_takes_no_more_ends_the_recording_at_its_last_whole_frame(watched, tmp_path):
+    path = tmp_path / "seen.kvrec"
+    recorder = Recorder(str(tmp_path / "engine.sock"), "--record", str(path))
+    step_until_recorded(watched, path)
+    # What a full disk does: the next frame is cut off after ten bytes.
+    most = path.stat().st_size + 10
+    resource.prlimit(recorder.process.pid, resource.RLIMIT_FSIZE, (most, most))
+    watched.step()
+    code, errors = recorder.end()
+    watched.engine.close("done")
+    assert code == 2
+    assert errors.splitlines()[-1] == f"error: {path}: recording stopped, the disk took no more"
+    with Recording.open(path) as recording:
+        assert recording.samples[-1].step == 3
 
 
 def test_a_file_that_is_no_recording_is_not_overwritten(watched, tmp_path):
