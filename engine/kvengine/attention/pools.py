@@ -30,8 +30,6 @@ class KVScales(NamedTuple):
 class Writes:
     """Where the tokens of a step go in one group."""
 
-    slots: Tensor
-    """[num_tokens], int64."""
     lines: Tensor
     """[num_tokens * num_kv_heads], int64, lines of `head_dim` to write."""
     begun_blocks: Tensor
@@ -96,7 +94,6 @@ class PagedPools:
         block, offset = slots // self.block_size, slots % self.block_size
         lines = ((block * self.num_kv_heads)[:, None] + self._heads).mul_(self.block_size)
         return Writes(
-            slots=slots,
             lines=lines.add_(offset[:, None]).flatten(),
             # A block of one slot has no rest that an earlier owner could have left something in.
             begun_blocks=block[offset == 0] if self.block_size > 1 else block[:0],
