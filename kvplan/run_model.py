@@ -253,14 +253,15 @@ class LiveModels:
         try:
             from kvengine.attention.select import select_device
             from kvengine.fast_dtype import fastest_dtype
+
+            dtype = dtype or fastest_dtype(select_device(device).type).dtype
+            key = (model.path or model.name, model.is_random, dtype, device)
+            if self._loaded is None or self._loaded[0] != key:
+                self._loaded = None  # two models need not fit side by side
+                self._loaded = (key, _load(model, dtype, device))
         except ModuleNotFoundError as error:
             message = f"running a model needs {error.name}, which is not installed"
             raise DeviceError(message, hint="pip install 'pagedkv[engine]'") from None
-        dtype = dtype or fastest_dtype(select_device(device).type).dtype
-        key = (model.path or model.name, model.is_random, dtype, device)
-        if self._loaded is None or self._loaded[0] != key:
-            self._loaded = None  # two models need not fit side by side
-            self._loaded = (key, _load(model, dtype, device))
         return self._loaded[1]
 
     @property
