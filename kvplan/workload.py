@@ -121,6 +121,25 @@ class Cancellations(FileSchema, frozen=True, kw_only=True):
     """Output tokens until a request is cancelled; 0: at once, whether or not it has begun."""
 
 
+class Sampling(FileSchema, frozen=True, kw_only=True):
+    """How output tokens are chosen; see `kvengine.sampling_params`. Each request draws by a seed of its own."""
+
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)]
+    """0 is greedy."""
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    min_p: Share = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] = 1.0
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """What is not as it is by default, and the temperature, by name."""
+        usual = msgspec.to_builtins(Sampling(temperature=self.temperature))
+        given: dict[str, Any] = msgspec.to_builtins(self)
+        return {key: value for key, value in given.items() if key == "temperature" or value != usual[key]}
+
+
 class Workload(FileSchema, frozen=True, kw_only=True):
     """The decoded form of a file in `profiles/workloads`."""
 
@@ -140,6 +159,8 @@ class Workload(FileSchema, frozen=True, kw_only=True):
     """Most output tokens of a request; a trace that knows them may go without."""
     stop_at_eos: bool = False
     """Whether an end-of-sequence token ends the output before `max_tokens`."""
+    sampling: Sampling | None = None
+    """How output tokens are chosen; greedily if not given. A simulation chooses none."""
     samples: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     """Outputs for each prompt: so many requests of the same prompt that come together."""
     priorities: tuple[PriorityShare, ...] = ()

@@ -52,15 +52,17 @@ class _Draws:
     max_tokens: Callable[[], int | None]
     priority: Callable[[], int]
     cancel_after: Callable[[], int | None]
+    seed: Callable[[], int]
 
     @classmethod
     def of(cls, workload: Workload, seed: int) -> "_Draws":
         lengths, ranks = random.Random(f"{seed}/max_tokens"), random.Random(f"{seed}/priorities")
-        patience = random.Random(f"{seed}/cancel")
+        patience, noise = random.Random(f"{seed}/cancel"), random.Random(f"{seed}/sampling")
         return cls(
             max_tokens=partial(_draw_max_tokens, workload, lengths),
             priority=partial(_draw_priority, workload, ranks),
             cancel_after=partial(_draw_cancel, workload, patience),
+            seed=partial(noise.getrandbits, 31),
         )
 
 
@@ -125,10 +127,12 @@ def _session_specs(
             think_s=workload.think_s or 0.0,
             history_tokens=before.num_tokens if before is not None and ask.repeats_before else 0,
             priority=priority,
+            sampling=workload.sampling,
+            seed=draws.seed(),
             cancel_after_tokens=cancel_after,
         )
         yield spec
-        yield from _further_samples(spec, workload.samples)
+        yield from _further_samples(spec, workload.samples, draws)
         before = spec
 
 
@@ -144,7 +148,7 @@ def _output_tokens(ask: Ask, drawn: int | None, workload: Workload) -> int:
     return min(recorded, limit)
 
 
-def _further_samples(spec: RequestSpec, samples: int) -> Iterable[RequestSpec]:
+def _further_samples(spec: RequestSpec, samples: int, draws: _Draws) -> Iterable[RequestSpec]:
     """More outputs for the same prompt: vLLM runs them as requests of their own, too."""
     for sample in range(2, samples + 1):
         yield RequestSpec(
@@ -158,5 +162,7 @@ def _further_samples(spec: RequestSpec, samples: int) -> Iterable[RequestSpec]:
             think_s=spec.think_s,
             history_tokens=spec.history_tokens,
             priority=spec.priority,
+            sampling=spec.sampling,
+            seed=draws.seed(),
             cancel_after_tokens=spec.cancel_after_tokens,
         )

@@ -1,10 +1,11 @@
 """One request of a workload, ready to be built as often as the workload is run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvengine.request import Request, RequestId, SamplingParams
 from kvplan.requests.prompts import Prompt
+from kvplan.workload import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,10 @@ class RequestSpec:
     history_tokens: int = 0
     """Most tokens, prompt and output, of the request before, which this one repeats; 0: it repeats nothing."""
     priority: int = 0
+    sampling: Sampling | None = None
+    """How its tokens are chosen; None for greedily."""
+    seed: int = 0
+    """Decides what it draws."""
     cancel_after_tokens: int | None = None
     """Output tokens after which the user gives up; None: never."""
 
@@ -54,6 +59,8 @@ class RequestSpec:
             history: All tokens of the request before, if this one repeats it.
         """
         sampling = SamplingParams(max_tokens=self.max_tokens, stop_token_ids=stop_token_ids)
+        if self.sampling is not None:
+            sampling = replace(sampling, seed=self.seed, **self.sampling.settings())
         tokens = [*history, *self.prompt.token_ids()] if history else self.prompt.token_ids()
         return Request(self.request_id, tokens, sampling, priority=self.priority)
 

@@ -84,6 +84,8 @@ class CompletionClient:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "return_token_ids": True,
         }
+        if spec.sampling is not None:
+            body |= {**spec.sampling.settings(), "seed": spec.seed}
         if not spec.priority:
             del body["priority"]  # a server that does not schedule by priority refuses any other
         try:

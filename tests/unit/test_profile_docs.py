@@ -6,7 +6,7 @@ import pytest
 from kvplan.lengths import Bin, Lengths, Lognormal
 from kvplan.load_profiles import SweepProfile
 from kvplan.run_profile import RunProfile, ServerTarget, ServiceLevel
-from kvplan.workload import Cancellations, PrefixLevel, PriorityShare, Synthetic, TraceSource, Turn, Workload
+from kvplan.workload import Cancellations, PrefixLevel, PriorityShare, Sampling, Synthetic, TraceSource, Turn, Workload
 from tests.support import ROOT
 
 
@@ -25,7 +25,7 @@ from tests.support import ROOT
             TraceSource,
             PriorityShare,
         ),
-        *(Cancellations, Lengths, Lognormal, Bin),
+        *(Sampling, Cancellations, Lengths, Lognormal, Bin),
     ],
 )
 def test_every_key_is_documented(schema: type[msgspec.Struct]) -> None:

@@ -270,3 +270,33 @@ def test_the_fingerprint_knows_the_content_of_a_trace_and_not_its_place(tmp_path
     changed = content(tmp_path / "c", MOONCAKE.replace("40000", "40001"))
 
     assert here == there != changed
+
+
+def test_each_request_and_each_further_sample_draws_by_a_seed_of_its_own() -> None:
+    sampling = {"temperature": 0.7, "top_p": 0.9}
+    specs = specs_of(synthetic=some(5), max_tokens=3, samples=3, sampling=sampling, seed=4)
+    requests = [spec.build(stop_token_ids=frozenset({2})) for spec in specs]
+
+    assert len({request.seed for request in requests}) == 15
+    params = requests[0].sampling
+    assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.7, 0.9, 0, 3)
+    assert params.stop_token_ids == {2}
+    assert specs_of(synthetic=some(5), max_tokens=3, samples=3, sampling=sampling, seed=4) == specs
+    # Whether requests draw changes nothing else about them.
+    greedy = specs_of(synthetic=some(5), max_tokens=3, samples=3, seed=4)
+    assert [spec.prompt_token_ids for spec in greedy] == [spec.prompt_token_ids for spec in specs]
+    assert greedy[0].build().sampling.is_plain_greedy
+
+
+@pytest.mark.parametrize(
+    ("sampling", "message"),
+    [
+        ({"top_p": 0.9}, "w.yaml: key 'sampling.temperature' is missing"),
+        ({"temperature": -1}, "w.yaml: sampling.temperature: .*-1"),
+        ({"temperature": 1, "top_p": 0}, "w.yaml: sampling.top_p: .*0"),
+        ({"temperature": 1, "topp": 0.5}, "w.yaml: unknown key 'topp' under sampling; did you mean 'top_p'"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused_with_its_key(sampling: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        specs_of(synthetic=some(5), max_tokens=3, sampling=sampling)
