@@ -1,7 +1,7 @@
 """`python -m benchmarks.simulate [--points N] [--json]`: CPU time of simulated runs, and what a sweep adds to them.
 
 * One point: 1,000 requests of the shipped workload `chat` in 2,560 blocks of 16; the baseline is the same scheduler
-  stepped by a bare loop, without the engine, latencies, usage and counters around it. Median of 5.
+  taking the same steps in a bare loop, without the engine, latencies, usage and counters around it. Median of 5.
 * A sweep of 1,000 points that differ in block size, running requests and seed, as `kvplan sweep` runs it, the
   interpreter's start and the printing of the table included; the baseline is the time inside the simulations alone.
   The issue is the overhead: what the whole takes beyond them.
@@ -21,6 +21,7 @@ from benchmarks.measure import REPEATS, Figure, cpu_s, machine, median, report
 from kvengine.scheduler import Scheduler
 from kvplan.cli.main import main as kvplan_main
 from kvplan.load_profiles import load_run
+from kvplan.point_engine import schedule_of
 from kvplan.prepare import PreparedPoint, prepare
 from kvplan.requests.spec import RequestSpec
 from kvplan.simulation import Simulation, simulate
@@ -50,19 +51,30 @@ def _one_point(folder: Path) -> list[Figure]:
     (folder / "point.yaml").write_text(_POINT)
     (prepared,) = prepare([load_run(str(folder / "point.yaml"))])
     requests = prepared.requests()
+    num_steps = _bare_loop(prepared, requests)
+    assert num_steps == simulate(prepared, requests).figures.steps, "the baseline does not take the same steps"
     whole_s = median(lambda: cpu_s(lambda: simulate(prepared, requests)), REPEATS)
     bare_s = median(lambda: cpu_s(lambda: _bare_loop(prepared, requests)), REPEATS)
-    name = f"one point, {len(requests):,} requests"
+    name = f"one point, {len(requests):,} requests, {num_steps:,} steps"
     return [Figure(name=name, value=whole_s, unit="s CPU", baseline=bare_s, baseline_name="scheduler alone")]
 
 
-def _bare_loop(prepared: PreparedPoint, requests: list[RequestSpec]) -> None:
-    scheduler = Scheduler(prepared.config)
-    for spec in requests:
-        scheduler.add_request(spec.build(stop_token_ids=frozenset()))
-    while scheduler.has_unfinished:
+def _bare_loop(prepared: PreparedPoint, requests: list[RequestSpec]) -> int:
+    """Schedule everything as it comes; gives the number of steps."""
+    scheduler, schedule = Scheduler(prepared.config), schedule_of(prepared, requests)
+    step_s, now_s, steps = prepared.point.profile.step_s, 0.0, 0
+    while scheduler.has_unfinished or not schedule.is_empty:
+        for due in schedule.take(step=steps, now_s=now_s):
+            scheduler.add_request(due.spec.build(stop_token_ids=frozenset(), history=due.history))
+        if not scheduler.has_unfinished:
+            now_s = max(schedule.next_s or 0.0, now_s)
+            continue
         output = scheduler.schedule()
-        scheduler.update(output, {item.request.request_id: 0 for item in output.scheduled if item.samples})
+        now_s, steps = now_s + step_s, steps + 1
+        sampled = {item.request.request_id: 0 for item in output.scheduled if item.samples}
+        for request in scheduler.update(output, sampled):
+            schedule.ended(request.request_id, now_s, tokens=request.all_token_ids)
+    return steps
 
 
 def _sweep(folder: Path, points: int) -> list[Figure]:

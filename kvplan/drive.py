@@ -274,8 +274,7 @@ class Driver:
 
     def _note(self, result: StepResult, began_s: float) -> None:
         ended_s = self._pace.now_s()
-        for request_id in result.sampled:
-            self.latencies.token(request_id, ended_s)
+        self.latencies.tokens(result.sampled, ended_s)
         self.usage.add(
             began_s,
             used=result.num_used_blocks,

@@ -1,7 +1,7 @@
 """How long requests wait and run: time to the first token, between tokens, and to the end."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import fmean
@@ -78,13 +78,19 @@ class LatencyLog:
 
     def token(self, request_id: RequestId, at: float) -> None:
         """A request got an output token."""
-        request = self._open[request_id]
-        if request.first is None:
-            request.first = at
-        else:
-            self._gaps.append(at - request.last)
-        request.last = at
-        request.num_tokens += 1
+        self.tokens((request_id,), at)
+
+    def tokens(self, request_ids: Iterable[RequestId], at: float) -> None:
+        """Some requests got an output token each."""
+        open_requests, add_gap = self._open, self._gaps.append
+        for request_id in request_ids:
+            request = open_requests[request_id]
+            if request.first is None:
+                request.first = at
+            else:
+                add_gap(at - request.last)
+            request.last = at
+            request.num_tokens += 1
 
     def finished(self, request_id: RequestId) -> None:
         """A request has had its last token."""

@@ -1,8 +1,7 @@
 """The engine loop: schedule, run the model, update, publish."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvengine.allocators.memory_use import MemoryUse
 from kvengine.allocators.protocol import EngineScheduler, KVView
@@ -60,8 +59,7 @@ class Publisher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one step of the engine did."""
 
     step: int

@@ -19,7 +19,7 @@ from kvengine.kv_groups.managers import group_managers
 from kvengine.kv_groups.sizes import GroupSizes, group_sizes
 from kvengine.prefix_cache import BlockHash, BlockKey, PrefixCache, group_of_key
 from kvengine.request import Request, RequestId
-from kvengine.scheduler_output import Swap
+from kvengine.scheduler_output import ScheduledRequest, Swap
 from kvengine.swapping import SwapSpace
 from kvengine.transfer_pins import Transfer, TransferHandle, TransferPins
 
@@ -133,8 +133,15 @@ class KVCacheManager:
 
     def memory_use(self, running: Iterable[tuple[RequestId, int]]) -> MemoryUse:
         """Where all slots are, given each running request's tokens in the cache; of several groups by the first one."""
+        return self._use_of([(self._held[request_id].block_ids, num_tokens) for request_id, num_tokens in running])
+
+    def scheduled_use(self, scheduled: Sequence[ScheduledRequest]) -> MemoryUse:
+        """The same where every running request is scheduled, which then brings all that is asked."""
+        return self._use_of([(block_ids, start + num_tokens) for _, start, num_tokens, block_ids, _ in scheduled])
+
+    def _use_of(self, tables: Iterable[tuple[Sequence[int], int]]) -> MemoryUse:
         return paged_use(
-            ((self._held[request_id].block_ids, num_tokens) for request_id, num_tokens in running),
+            tables,
             pinned=[(transfer.tables[0], transfer.num_tokens) for transfer in self._pins.live.values()],
             pool=self._pool,
             block_size=self._sizes.block_sizes[0],

@@ -29,18 +29,23 @@ class SyntheticRunner:
     def __init__(self, *, vocab_size: int = 32_000, seed: int = 0) -> None:
         self._vocab_size = vocab_size
         self._seed = crc32(str(seed).encode())
+        self._places: dict[int, int] = {}
+        """By position the checksum of seed and position, which those of requests go on from."""
 
     def execute(self, output: SchedulerOutput) -> Mapping[RequestId, int]:
         """Give every request that reached its last token its next one."""
-        vocab_size, seed = self._vocab_size, self._seed
+        vocab_size, places = self._vocab_size, self._places
         sampled = {}
         for item in output.scheduled:
             request, start, num_tokens, _, _ = item
             position = len(request.all_token_ids)
             if start + num_tokens >= position:
+                place = places.get(position)
+                if place is None:
+                    place = places[position] = crc32(f"{position}/".encode(), self._seed)
                 request_id = request.request_id
-                sampled[request_id] = crc32(f"{position}/{request_id}".encode(), seed) % vocab_size
+                sampled[request_id] = crc32(request_id.encode(), place) % vocab_size
                 if request.sampling.n > 1:
                     for sample_id in item.sampled_ids[1:]:
-                        sampled[sample_id] = crc32(f"{position}/{sample_id}".encode(), seed) % vocab_size
+                        sampled[sample_id] = crc32(sample_id.encode(), place) % vocab_size
         return sampled

@@ -152,12 +152,7 @@ class StatsCollector:
         self._count_recomputed(output)
         if self.host_blocks_in_use is not None and isinstance(kv_cache, KVCacheManager):
             self._count_swaps(output, kv_cache)
-        # Tokens in the cache after this step, whether or not the scheduler has advanced the requests already.
-        tokens_after = {item.request.request_id: item.start + item.num_tokens for item in output.scheduled}
-        memory = kv_cache.memory_use(
-            (request.request_id, tokens_after.get(request.request_id, request.num_computed_tokens))
-            for request in running
-        )
+        memory = _memory_after(output, running, kv_cache)
         if running:
             self._waste_slots += memory.unfilled
             self._used_slots += memory.held
@@ -298,6 +293,16 @@ class StatsCollector:
                 self.recomputed_tokens += min(known, end) - start
                 end = max(known, end)
             reached[request.request_id] = end
+
+
+def _memory_after(output: SchedulerOutput, running: Sequence[Request], kv_cache: KVView) -> MemoryUse:
+    """Where the slots are once the step is computed, whether or not the scheduler has advanced the requests already."""
+    if isinstance(kv_cache, KVCacheManager) and len(output.scheduled) == len(running):
+        return kv_cache.scheduled_use(output.scheduled)
+    tokens_after = {item.request.request_id: item.start + item.num_tokens for item in output.scheduled}
+    return kv_cache.memory_use(
+        (request.request_id, tokens_after.get(request.request_id, request.num_computed_tokens)) for request in running
+    )
 
 
 def _nearest_rank(values: Sequence[float], quantile: float) -> float:

@@ -7,6 +7,8 @@ from kvengine.allocators.memory_use import MemoryUse
 from kvengine.allocators.protocol import EngineScheduler
 from kvengine.allocators.select import make_scheduler
 from kvengine.config import SchedulerConfig
+from kvengine.request import RequestId
+from kvengine.scheduler import Scheduler
 from tests.builders import a_request, an_engine_config
 
 
@@ -78,3 +80,29 @@ def test_a_shared_block_counts_once_and_cached_ones_have_their_entries() -> None
     assert (use.held, use.used, use.internal) == (16, 10, 6)
     # Two tables of three entries, and two cached blocks: a digest of 32 bytes and an id.
     assert use.index_bytes == 2 * 3 * 4 + 2 * 36
+
+
+def test_a_step_that_brings_every_running_request_is_counted_as_if_each_were_asked() -> None:
+    limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
+    scheduler = Scheduler(an_engine_config(num_blocks=40, block_size=4, limits=limits))
+    for name, length in (("a", 5), ("b", 13)):
+        scheduler.add_request(a_request(name, prompt=[7] * length, max_tokens=9))
+    for number in range(8):
+        output = scheduler.schedule()
+        tokens = [(item.request.request_id, item.start + item.num_tokens) for item in output.scheduled]
+        tables = [tuple(item.block_ids) for item in output.scheduled]
+        asked = scheduler.kv_cache.memory_use(tokens)
+        assert len(scheduler.running) == len(output.scheduled) > 0
+        assert scheduler.kv_cache.scheduled_use(output.scheduled) == asked
+        # Each block that somebody holds counts once, and is filled as far as the longest of its holders goes.
+        filled: dict[int, int] = {}
+        for table, (_, reached) in zip(tables, tokens, strict=True):
+            for place, block in enumerate(table):
+                filled[block] = max(filled.get(block, 0), min(reached - 4 * place, 4))
+        assert (asked.used, asked.internal) == (sum(filled.values()), 4 * len(filled) - sum(filled.values()))
+        scheduler.update(output, {item.request.request_id: 1 for item in output.scheduled})
+        if number == 2:
+            transfer = scheduler.pin(RequestId("a"))
+            scheduler.fork(RequestId("a"), [RequestId("c")])
+            assert scheduler.kv_cache.scheduled_use(()).internal > 0  # the transfer alone
+            scheduler.unpin(transfer.handle)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from kvengine.allocators.memory_use import MemoryUse
-from kvengine.block_pool import BlockId, BlockPool
+from kvengine.block_pool import BlockPool
 
 INDEX_ENTRY_BYTES = 4
 CACHE_ENTRY_BYTES = 36
@@ -11,9 +11,9 @@ CACHE_ENTRY_BYTES = 36
 
 
 def paged_use(
-    tables: Iterable[tuple[Sequence[BlockId], int]],
+    tables: Iterable[tuple[Sequence[int], int]],
     *,
-    pinned: Sequence[tuple[Sequence[BlockId], int]] = (),
+    pinned: Sequence[tuple[Sequence[int], int]] = (),
     pool: BlockPool,
     block_size: int,
     num_cached: int,
@@ -29,16 +29,11 @@ def paged_use(
         block_size: Tokens of each.
         num_cached: Entries of the prefix cache.
     """
-    held = [(block_ids[-1], len(block_ids), num_tokens) for block_ids, num_tokens in tables if block_ids]
-    num_entries = sum([num_blocks for _, num_blocks, _ in held])
-    internal = num_entries * block_size - sum([num_tokens for _, _, num_tokens in held])
-    held += [(block_ids[-1], len(block_ids), num_tokens) for block_ids, num_tokens in pinned if block_ids]
-    if pinned or len({last for last, _, _ in held}) < len(held):
-        unused_by_block: dict[int, int] = {}
-        for last, num_blocks, num_tokens in held:
-            unused = num_blocks * block_size - num_tokens
-            unused_by_block[last] = min(unused, unused_by_block.get(last, unused))
-        internal = sum(unused_by_block.values())
+    held = [pair for pair in tables if pair[0]]
+    num_entries = sum([len(block_ids) for block_ids, _ in held])
+    internal = num_entries * block_size - sum([num_tokens for _, num_tokens in held])
+    if pinned or len({block_ids[-1] for block_ids, _ in held}) < len(held):
+        internal = _unused_once([*held, *(pair for pair in pinned if pair[0])], block_size)
     return MemoryUse(
         total=pool.num_usable * block_size,
         used=pool.num_used * block_size - internal,
@@ -48,3 +43,12 @@ def paged_use(
         external=0,
         index_bytes=num_entries * INDEX_ENTRY_BYTES + num_cached * CACHE_ENTRY_BYTES,
     )
+
+
+def _unused_once(held: Iterable[tuple[Sequence[int], int]], block_size: int) -> int:
+    """Empty slots of last blocks, one that several end in once."""
+    unused_by_block: dict[int, int] = {}
+    for block_ids, num_tokens in held:
+        unused = len(block_ids) * block_size - num_tokens
+        unused_by_block[block_ids[-1]] = min(unused, unused_by_block.get(block_ids[-1], unused))
+    return sum(unused_by_block.values())
