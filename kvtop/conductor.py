@@ -1,5 +1,7 @@
 """Moves what is watched: a recording through time, or an engine that obeys."""
 
+import time
+
 from kvengine.telemetry.commands import Command as EngineCommand
 from kvengine.telemetry.commands import Pause, ResizePool, Resume, SetSpeed, TakeSteps
 from kvtop.places import Place
@@ -10,6 +12,26 @@ from kvtop.view_model import Phase, ViewModel
 
 SPEEDS_PER_S = (0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 100.0, 0.0)
 """Steps a second to choose from; 0 for as many as there is time for."""
+
+
+WISH_STANDS_S = 0.5
+"""A key that comes so soon after another goes on from what that one asked for, though the engine has not said yet."""
+
+
+class Wish:
+    """What an engine was last asked for."""
+
+    def __init__(self) -> None:
+        self._value: float = 0.0
+        self._stands_until_s = 0.0
+
+    def or_else(self, told: float) -> float:
+        """What was asked for a moment ago, or else what the engine tells."""
+        return self._value if time.monotonic() < self._stands_until_s else told
+
+    def make(self, value: float) -> None:
+        """Note what is asked for now."""
+        self._value, self._stands_until_s = value, time.monotonic() + WISH_STANDS_S
 
 
 class Conductor:
@@ -23,6 +45,7 @@ class Conductor:
     def __init__(self, source: Source, model: ViewModel) -> None:
         self._source = source
         self._model = model
+        self._size, self._speed = Wish(), Wish()
 
     def pause(self) -> bool:
         """Play or stop a recording; stop an engine that obeys, or let it go on."""
@@ -40,8 +63,10 @@ class Conductor:
         control = self._model.control
         if control is None:
             return self.play(ChangeSpeed(faster))
-        index = next((i for i, speed in enumerate(SPEEDS_PER_S) if speed == control.steps_per_s), 2)
+        now = self._speed.or_else(control.steps_per_s)
+        index = next((i for i, speed in enumerate(SPEEDS_PER_S) if speed == now), 2)
         index = min(max(index + (1 if faster else -1), 0), len(SPEEDS_PER_S) - 1)
+        self._speed.make(SPEEDS_PER_S[index])
         return self.steer(SetSpeed(SPEEDS_PER_S[index]))
 
     def resize(self, count: int) -> bool:
@@ -50,8 +75,10 @@ class Conductor:
         if control is None or facts is None:
             return False
         most = facts.num_blocks - 1
-        wanted = control.usable_blocks + count * max(most // 100, 1)
-        return self.steer(ResizePool(min(max(wanted, 1), most)))
+        wanted = int(self._size.or_else(control.usable_blocks)) + count * max(most // 100, 1)
+        wanted = min(max(wanted, 1), most)
+        self._size.make(wanted)
+        return self.steer(ResizePool(wanted))
 
     def seek(self, fraction: float) -> bool:
         """Go to a part of a recording, from 0 to 1."""
