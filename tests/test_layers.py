@@ -34,7 +34,10 @@ def test_a_budget_loads_nothing_heavy() -> None:
     assert loaded_by(code) & HEAVY == set()
 
 
-@pytest.mark.parametrize("module", ["scheduler", "engine", "observer", "telemetry.reader", "telemetry.writer"])
+@pytest.mark.parametrize(
+    "module",
+    ["scheduler", "engine", "observer", "telemetry.reader", "telemetry.writer", "text_generator", "beam_search"],
+)
 def test_the_engine_without_a_model_needs_no_torch(module: str) -> None:
     assert loaded_by(f"import kvengine.{module}") & HEAVY == set()
 
