@@ -3,7 +3,7 @@
 Source of names: github.com/ggml-org/ggml, docs/gguf.md; of block sizes: ggml's type table.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -124,8 +124,10 @@ def load_gguf_model(path: Path) -> ModelSpec:
 
     file = read_gguf(path)
     model = model_from_config(gguf_config(file), name=path.stem, source=str(path))
-    tensors = [_stored(tensor, path) for part in (file, *_other_parts(path, file)) for tensor in part.tensors.values()]
-    return replace(model, stored_weights=weights_of(tensors, source="GGUF header"), weights_unknown="")
+    parts = [(part, _stored_tensors(part)) for part in (file, *_other_parts(path, file))]
+    stored = weights_of([tensor for _, tensors in parts for tensor in tensors], source="GGUF header")
+    cut_off = [note for part, tensors in parts if (note := _cut_off(part, tensors))]
+    return replace(model, stored_weights=stored, weights_unknown="", notes=(*model.notes, *cut_off))
 
 
 def gguf_config(file: GGUFFile) -> dict[str, object]:
@@ -175,6 +177,10 @@ def _other_parts(path: Path, file: GGUFFile) -> list[GGUFFile]:
     return [read_gguf(path.with_name(name)) for name in names if name != path.name]
 
 
+def _stored_tensors(file: GGUFFile) -> list[StoredTensor]:
+    return [_stored(tensor, file.path) for tensor in file.tensors.values()]
+
+
 def _stored(tensor: GGUFTensor, path: Path) -> StoredTensor:
     if tensor.type_id not in _TYPES:
         raise ConfigError(f"tensor {tensor.name!r} has the unknown type {tensor.type_id}", where=str(path))
@@ -183,3 +189,12 @@ def _stored(tensor: GGUFTensor, path: Path) -> StoredTensor:
     if elements % block_elements or elements >= 2**60:
         raise ConfigError(f"tensor {tensor.name!r} is not made of whole blocks of {name}", where=str(path))
     return StoredTensor(tensor.name, name, tensor.shape, elements // block_elements * block_bytes)
+
+
+def _cut_off(file: GGUFFile, stored: Sequence[StoredTensor]) -> str:
+    """Say that a file ends before its tensors do: enough to plan with, and no engine loads it."""
+    ends = [tensor.offset + size.size_bytes for tensor, size in zip(file.tensors.values(), stored, strict=True)]
+    described, there = max(ends, default=0), file.path.stat().st_size
+    if described <= there:
+        return ""
+    return f"{file.path.name} is cut off: by its head it has {described:,} bytes, and {there:,} are there"

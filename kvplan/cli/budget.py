@@ -5,17 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvengine.errors import ConfigError
-from kvengine.units import MIB, format_bytes
 from kvplan.cli.budget_options import BudgetOptions
 from kvplan.cli.options import FormatOption, JsonOption, read_counts
 from kvplan.cli.output import Format, chosen_format, print_note
 
 if TYPE_CHECKING:
-    from kvplan.plan import Plan, PlanInputs
+    from kvplan.plan import PlanInputs
 
 EXIT_DOES_NOT_FIT = 1
-_NOTED_BYTES = 100 * MIB
-"""Memory in use of which an idle card has less."""
 
 _MEMORY, _ENGINE, _REQUESTS = "Memory of one GPU", "Engine", "Requests that are there together"
 _SEVERAL = "Several GPUs"
@@ -266,17 +263,19 @@ def _launched(line: str) -> BudgetOptions:
 
 def _show_plan(options: BudgetOptions, compared: tuple[int, ...], output_format: Format, *, strict: bool) -> None:
     from kvplan.budget_report import budget_document
-    from kvplan.cli.budget_inputs import notes_on, read_inputs
+    from kvplan.cli.budget_inputs import read_inputs
+    from kvplan.cli.budget_notes import notes_on_options, notes_on_plan
     from kvplan.cli.budget_view import show_budget
     from kvplan.cli.calibrations import print_calibration_notes, read_calibrations, with_calibrations
     from kvplan.hints import find_hints
     from kvplan.plan import Outcome, make_plan
 
     inputs = with_calibrations(read_inputs(options), read_calibrations(options), options)
-    for note in notes_on(options, inputs):
+    for note in notes_on_options(options, inputs):
         print_note(note)
     plan = make_plan(inputs)
-    _print_notes(plan)
+    for note in notes_on_plan(plan):
+        print_note(note)
     print_calibration_notes(plan)
     show_budget(budget_document(plan, block_sizes=compared, hints=find_hints(plan)), output_format)
     failing = {Outcome.DOES_NOT_FIT, Outcome.MARGINAL} if strict else {Outcome.DOES_NOT_FIT}
@@ -305,39 +304,3 @@ def _show_matrix(options: BudgetOptions, entries: list[str], output_format: Form
     if not document["plans"]:
         raise ConfigError("no combination can be planned", where="--matrix", hint=str(document["refused"][0]["reason"]))
     show_matrix(document, output_format)
-
-
-def _print_notes(plan: "Plan") -> None:
-    from kvplan.swap_space import swap_space
-
-    model, engine = plan.inputs.model, plan.inputs.engine
-    for text in (*((model.assumption,) if model.assumption else ()), *model.notes):
-        print_note(f"{model.name}: {text}")
-    if engine.max_model_len is None and plan.capacity.max_model_len == model.short_length:
-        print_note(
-            f"{model.name}: LongRoPE; without --max-model-len vLLM serves {model.short_length:,} tokens, "
-            f"and the model goes up to {model.max_model_len:,}"
-        )
-    if engine.max_model_len is not None and engine.max_model_len > model.max_model_len:
-        print_note(
-            f"--max-model-len {engine.max_model_len} is beyond the model's own limit of {model.max_model_len:,}; "
-            "engines refuse that unless told otherwise"
-        )
-    gpu = plan.inputs.memory.gpu
-    for text in gpu.notes if gpu is not None else ():
-        print_note(f"--gpu auto: {text}")
-    if gpu is not None and gpu.count_there is not None and engine.parallel.gpus > gpu.count_there:
-        print_note(f"--gpu auto: {engine.parallel.gpus} GPUs are planned, and {gpu.count_there} are there")
-    if gpu is not None and gpu.used_bytes >= _NOTED_BYTES:
-        print_note(
-            f"{format_bytes(gpu.used_bytes)} of this machine's {gpu.name} are in use by others now; "
-            "the parts below are those of an empty card"
-        )
-    if engine.speculative_tokens and not model.draft_layers:
-        print_note(
-            "--speculative-tokens: the model has no draft layers of its own, so no KV of drafts is counted; "
-            "another model's is with --draft-model"
-        )
-    swap = swap_space(plan)
-    if swap is not None and not swap.is_used:
-        print_note(f"--swap-space: without effect: {swap.reason}")

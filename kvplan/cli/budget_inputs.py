@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kvplan.plan import MemoryInputs, PlanInputs
     from kvplan.quantization import Quantization
 
-_GPU_BLOCK_TOKENS = 16
 _THOUSANDS = {"k": 1_000, "m": 1_000_000, "K": 1_024, "M": 1_048_576}
 
 
@@ -51,45 +50,6 @@ def _with_draft(model: "ModelSpec", options: BudgetOptions) -> "ModelSpec":
     if not read_count("--speculative-tokens", options.speculative_tokens, minimum=0):
         raise ConfigError("it drafts nothing", where="--draft-model", hint="--speculative-tokens N")
     return with_draft_model(model, load_model(options.draft_model, assume_standard=bool(options.assume_standard)))
-
-
-def notes_on(options: BudgetOptions, inputs: "PlanInputs") -> list[str]:
-    """Say which of the options change nothing, and which an engine would not take."""
-    from kvplan.capacity import EngineKind
-
-    notes = []
-    idle = [flag for flag, value in _of_the_card(options).items() if value is not None]
-    if idle and inputs.memory.available_kv_bytes is not None:
-        notes.append(f"{', '.join(idle)}: without effect beside --available-kv, which says what is left for KV")
-    elif idle and inputs.memory.gpu is None:
-        notes.append(f"{', '.join(idle)}: without effect beside --num-blocks-override where no card is named")
-    engine = inputs.engine
-    if options.max_lora_rank is not None and not engine.max_loras:
-        notes.append("--max-lora-rank: without effect, since no adapters are served (--max-loras N)")
-    notes += _version_notes(engine)
-    if engine.engine is EngineKind.VLLM and (engine.block_size or _GPU_BLOCK_TOKENS) % _GPU_BLOCK_TOKENS:
-        notes.append(
-            f"--block-size {engine.block_size}: vLLM's attention on GPUs takes multiples of {_GPU_BLOCK_TOKENS}"
-        )
-    return notes
-
-
-def _version_notes(engine: "EngineInputs") -> list[str]:
-    """Say where a version's own rules are not known: of one newer than the latest release that is."""
-    known = engine.engine.version
-    latest = tuple(int(part) for part in known.split(".") if part)
-    if engine.version is None or not latest or engine.version[: len(latest)] <= latest:
-        return []
-    return [f"--engine-version {engine.version_text}: newer than {known}, the latest known here, whose rules are taken"]
-
-
-def _of_the_card(options: BudgetOptions) -> dict[str, str | None]:
-    return {
-        "--weights": options.weights,
-        "--overhead": options.overhead,
-        "--gpu-memory-utilization": options.gpu_memory_utilization,
-        "--mem-fraction-static": options.mem_fraction_static,
-    }
 
 
 def _engine_inputs(options: BudgetOptions) -> "EngineInputs":

@@ -586,6 +586,14 @@ def test_a_count_that_is_too_large_is_told_the_most(budget: Budget, words: str, 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (
+            "--max-num-batched-tokens 16 --max-num-seqs 256",
+            "--max-num-seqs 256: vLLM does not start with fewer tokens in a step, --max-num-batched-tokens 16",
+        ),
+        (
+            "--max-loras 2 --max-lora-rank 24",
+            "--max-lora-rank 24: vLLM takes one of 1, 8, 16, 32, 64, 128, 256, 320, 512",
+        ),
         ("--max-lora-rank 8", "--max-lora-rank: without effect, since no adapters are served (--max-loras N)"),
         (
             "--engine-version 0.99",

@@ -76,6 +76,20 @@ def test_the_parts_of_a_split_model_count_together(tmp_path: Path) -> None:
     assert model.stored_weights.stored_bytes == 12_800 + 128 * 18 + 256
 
 
+def test_a_file_that_ends_before_its_tensors_is_planned_with_a_note(tmp_path: Path) -> None:
+    path = gguf(tmp_path / "small.gguf", GEOMETRY, TENSORS[:1])
+    # The head, filled up to the next 32 bytes, then 64 x 100 elements of 2 bytes.
+    whole = -(-path.stat().st_size // 32) * 32 + 12_800
+    note = f"small.gguf is cut off: by its head it has {whole:,} bytes, and {whole - 1:,} are there"
+
+    with path.open("r+b") as file:
+        file.truncate(whole - 1)
+    assert load_model(str(path)).notes[-1:] == (note,)
+    with path.open("r+b") as file:
+        file.truncate(whole)
+    assert note[:10] not in "".join(load_model(str(path)).notes)
+
+
 @pytest.mark.parametrize(
     ("metadata", "tensors", "message"),
     [
