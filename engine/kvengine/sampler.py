@@ -201,7 +201,9 @@ def _most_likely(logprobs: Tensor, count: int) -> tuple[tuple[int, float], ...]:
 
 def _fold(rows: Sequence[SampledRow], chosen: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> StepTokens:
     """A request's rows to its next token: the one behind the drafts that were right."""
-    tokens: dict[RequestId, int] = {}
+    tokens: dict[RequestId, int] = {row[0]: token for row, token in zip(rows, chosen, strict=True)}
+    if len(tokens) == len(rows) and not any(entries):
+        return StepTokens(tokens)
     accepted: dict[RequestId, int] = {}
     logprobs: dict[RequestId, list[TokenLogprobs]] = {}
     for request_id, group in groupby(range(len(rows)), key=lambda index: rows[index].request_id):

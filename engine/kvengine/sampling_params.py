@@ -1,12 +1,27 @@
 """How a request's output tokens are chosen, and when they end."""
 
 from dataclasses import dataclass
+from math import inf
+from sys import float_info
 
 from kvengine.errors import ConfigError
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 1000
 """Most alternatives that are reported for a token."""
+_ABOVE_0 = float_info.min
+_RANGES = (
+    ("temperature", 0, 100, "from 0 to 100"),
+    ("top_k", 0, inf, "0 for all, or at least 1"),
+    ("top_p", _ABOVE_0, 1, "above 0 and up to 1"),
+    ("min_p", 0, 1, "from 0 to 1"),
+    ("repetition_penalty", _ABOVE_0, 100, "above 0 and up to 100"),
+    ("presence_penalty", -2, 2, "from -2 to 2"),
+    ("frequency_penalty", -2, 2, "from -2 to 2"),
+    ("seed", 0, MAX_SEED, f"from 0 to {MAX_SEED}"),
+    ("logprobs", 0, MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
+)
+"""Of each parameter: its name, the least and the greatest value, and what is said of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +66,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Refuse what is out of range."""
-        for name, allowed, is_allowed in (
-            ("min_tokens", f"from 0 to max_tokens, {self.max_tokens}", 0 <= self.min_tokens <= max(0, self.max_tokens)),
-            ("temperature", "from 0 to 100", 0 <= self.temperature <= 100),
-            ("top_k", "0 for all, or at least 1", self.top_k >= 0),
-            ("top_p", "above 0 and up to 1", 0 < self.top_p <= 1),
-            ("min_p", "from 0 to 1", 0 <= self.min_p <= 1),
-            ("repetition_penalty", "above 0 and up to 100", 0 < self.repetition_penalty <= 100),
-            ("presence_penalty", "from -2 to 2", -2 <= self.presence_penalty <= 2),
-            ("frequency_penalty", "from -2 to 2", -2 <= self.frequency_penalty <= 2),
-            ("seed", f"from 0 to {MAX_SEED}", self.seed is None or 0 <= self.seed <= MAX_SEED),
-            ("logprobs", f"from 0 to {MAX_LOGPROBS}", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS),
-        ):
-            if not is_allowed:
-                raise ConfigError(f"sampling: {name}: expected {allowed}, got {getattr(self, name)}")
+        for name, lowest, highest, allowed in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not lowest <= value <= highest:
+                raise ConfigError(f"sampling: {name}: expected {allowed}, got {value}")
+        if not 0 <= self.min_tokens <= max(0, self.max_tokens):
+            expected = f"expected from 0 to max_tokens, {self.max_tokens}"
+            raise ConfigError(f"sampling: min_tokens: {expected}, got {self.min_tokens}")
 
     @property
     def has_penalties(self) -> bool:
