@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from kvplan.groups import PREEMPTIONS, Metric, PointGroup, objective
+from kvplan.groups import GOODPUT, METRICS, OUTPUT_RATE, PREEMPTIONS, Metric, PointGroup, objective
 from kvplan.run_profile import RunProfile
 from kvplan.statistics import Change, change
 
@@ -35,6 +35,8 @@ def recommend(groups: Sequence[PointGroup]) -> Recommendation | None:
 
 
 _MOST_NAMED = 4
+_WORTH_NAMING = 0.5
+"""By how much of the largest the smallest value must be less to be named where the objective tells no points apart."""
 
 
 def _nearest_to_defaults(groups: Sequence[PointGroup]) -> PointGroup:
@@ -49,18 +51,22 @@ def _nearest_to_defaults(groups: Sequence[PointGroup]) -> PointGroup:
 def _sentence(groups: Sequence[PointGroup], best: PointGroup, base: PointGroup, metric: Metric) -> str:
     others = [group for group in groups if group is not best]
     alike = [group for group in others if not _is_told_apart(group, best, metric)]
-    gain = _change(base, best, metric)
+    gain, is_tie = _change(base, best, metric), False
     if best is base:
         runner_up = max(others, key=lambda group: median(group.values(metric).values()))
-        lead = show_change(_change(runner_up, best, metric))
-        head = f"{best.label}: the most {metric.title} of {len(groups)} points, {lead} against {runner_up.label}"
+        is_tie = _has_spread(groups) and runner_up in alike
+        lead = f"{show_change(_change(runner_up, best, metric))} against {runner_up.label}"
+        head = f"{best.label}: the most {metric.title} of {len(groups)} points, {lead}"
+        if is_tie:
+            head = f"{best.label}: no point has distinguishably more {metric.title}"
     elif gain is not None and gain.margin is not None and not gain.is_distinguishable:
         head = f"{base.label}: no point has distinguishably more {metric.title}; {best.label} has {show_change(gain)}"
-        alike = [group for group in alike if group is not base]
+        alike, is_tie = [group for group in alike if group is not base], True
     else:
         head = f"{best.label}: {show_change(gain)} {metric.title} against {base.label}{_preemptions_beside(base, best)}"
     parts = [
         head,
+        *(_other_differences(groups, metric) if is_tie else ()),
         *_quality_of(best),
         *([f"not distinguishable from {_listed(alike)}"] if alike and _has_spread(groups) else []),
     ]
@@ -93,6 +99,24 @@ def _preemptions_beside(base: PointGroup, best: PointGroup) -> str:
     if not before or not after or fmean(before.values()) == fmean(after.values()):
         return ""
     return f", with {fmean(after.values()):,.4g} preemptions instead of {fmean(before.values()):,.4g}"
+
+
+def _other_differences(groups: Sequence[PointGroup], metric: Metric) -> list[str]:
+    """In what points are farthest apart that the objective does not tell apart; nothing where they are close in all."""
+    found = []
+    for other in METRICS:
+        medians = [(median(values), group) for group in groups if (values := group.values(other).values())]
+        if other in (metric, OUTPUT_RATE, GOODPUT) or other.higher_is_better is None or len(medians) < len(groups):
+            continue
+        (low, least), (high, most) = (choose(medians, key=lambda one: one[0]) for choose in (min, max))
+        if high > 0 and (high - low) / high >= _WORTH_NAMING:
+            ends = f"{_shown(low, other)} ({least.label}) to {_shown(high, other)} ({most.label})"
+            found.append(((high - low) / high, f"{other.title}: {ends}"))
+    return [max(found, key=lambda one: one[0])[1]] if found else []
+
+
+def _shown(value: float, metric: Metric) -> str:
+    return f"{100 * value:.1f} %" if metric.is_share else f"{value:,.4g} {metric.unit}".strip()
 
 
 def _quality_of(best: PointGroup) -> list[str]:

@@ -128,3 +128,16 @@ def test_preemptions_that_appear_where_none_were_are_worse() -> None:
 
     (regression,) = compare(before, after).regressions
     assert (regression.metric.key, regression.change) == ("preemptions", None)
+
+
+def test_where_throughput_tells_no_points_apart_what_does_is_named() -> None:
+    # All alike in throughput; in preemptions 16 has 10 and 32 has 2.
+    best_is_usual = sentence(points(16, 101, 99, preemptions=10), points(32, 100, 99, preemptions=2))
+    best_is_other = sentence(points(16, 100, 99, preemptions=10), points(32, 101, 99, preemptions=2))
+    all_alike = sentence(points(16, 101, 99, preemptions=10), points(32, 100, 99, preemptions=9))
+
+    apart = "; preemptions: 2 (block_size=32) to 10 (block_size=16); "
+    assert best_is_usual.startswith("block_size=16: no point has distinguishably more output throughput" + apart)
+    assert best_is_other.startswith("block_size=16: no point has distinguishably more output throughput; block_size=32")
+    assert apart in best_is_other
+    assert "preemptions" not in all_alike
