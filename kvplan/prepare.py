@@ -21,7 +21,8 @@ from kvplan.capacity import EngineKind, fill_pool
 from kvplan.requests.build import request_specs
 from kvplan.requests.spec import RequestSpec
 from kvplan.run_model import RunModel, find_model
-from kvplan.run_profile import Point, RunProfile
+from kvplan.run_profile import STARTED, Point, RunProfile
+from kvplan.serving.launch import weights_of
 from kvplan.workload import Workload, file_digest
 
 _UNKNOWN_POOL = 2
@@ -132,6 +133,8 @@ def _prepare(point: Point, workload: dict[str, Any], model: RunModel, model_iden
         "model": model_identity,
         "settings": dict(point.settings),
     }
+    if point.profile.target in STARTED and not (point.profile.server and point.profile.server.command):
+        weights_of(point, model)  # said before anything is started
     budget = _budget(point, model)
     return PreparedPoint(
         point=point,

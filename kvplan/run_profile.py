@@ -1,5 +1,6 @@
 """Run profiles: the YAML that says what is run, and one run with all that it refers to."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,14 @@ class ServerTarget(FileSchema, frozen=True, kw_only=True):
     """Environment variable with a bearer token."""
 
     def __post_init__(self) -> None:
+        for key in ("program", "arguments"):
+            text = getattr(self, key)
+            try:
+                words = shlex.split(text)
+            except ValueError as error:
+                raise ValueError(f"{key} is no part of a command line: {str(error).lower()}, got {text!r}") from None
+            if text and not words:
+                raise ValueError(f"expected words as {key}, got {text!r}")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"expected an address such as http://127.0.0.1:8000, got {self.url!r}")
 
@@ -253,8 +262,11 @@ def check_profile(profile: RunProfile, workload: Workload | None, *, where: str)
 def _check_server(profile: RunProfile, *, where: str) -> None:
     """Refuse a server without a target for it, and keys of another target."""
     server = profile.server
-    if (server is not None and not profile.is_served) or (server is None and profile.target == "openai"):
+    if server is None and profile.target == "openai":
         raise ConfigError("target openai and key server go together", where=where)
+    if server is not None and not profile.is_served:
+        message = f"it goes with the targets {', '.join(SERVED)}, got {profile.target}"
+        raise ConfigError(message, where=f"{where}: server")
     if profile.target == "engine" and profile.tensor_parallel > 1:
         message = f"a live run has one device, got {profile.tensor_parallel}"
         hint = "more can be simulated, or are had by the targets vllm and sglang"

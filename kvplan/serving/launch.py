@@ -4,8 +4,10 @@ import shlex
 from collections.abc import Iterator
 
 from kvengine.config import SchedulingPolicy
+from kvengine.errors import ConfigError
 from kvengine.spec import KVDtype
-from kvplan.run_profile import RunProfile
+from kvplan.run_model import RunModel
+from kvplan.run_profile import Point, RunProfile
 
 _PROGRAMS = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server"}
 
@@ -25,6 +27,21 @@ def launch_words(profile: RunProfile, *, weights: str, port: int) -> list[str]:
     options = _vllm(profile) if profile.target == "vllm" else _sglang(profile)
     extra = shlex.split(server.arguments) if server else []
     return [*program, *_model(profile, program, weights), "--host", "127.0.0.1", "--port", str(port), *options, *extra]
+
+
+def weights_of(point: Point, model: RunModel) -> str:
+    """What an engine is to load for a point: as its profile says, or the files of its model.
+
+    Raises:
+        ConfigError: It says nothing, and the model is a profile without files.
+    """
+    server, path = point.profile.server, model.path
+    if server is not None and server.weights:
+        return server.weights
+    if path is None:
+        message = f"{model.name} is a model profile, which has no weights: name a folder or Hugging Face id"
+        raise ConfigError(message, where=f"{point.where}: server.weights")
+    return str(path.parent if path.suffix == ".json" else path)
 
 
 def _model(profile: RunProfile, program: list[str], weights: str) -> list[str]:

@@ -24,7 +24,7 @@ from kvplan.requests.spec import RequestSpec
 from kvplan.run_profile import ServerTarget
 from kvplan.serving.client import CompletionClient
 from kvplan.serving.command import fill_command, free_port, log_facts, started
-from kvplan.serving.launch import launch_words
+from kvplan.serving.launch import launch_words, weights_of
 from kvplan.serving.load import LoadDriver, LoadResult
 from kvplan.serving.watch import ServerWatch
 
@@ -96,22 +96,9 @@ def _server(target: ServerTarget, prepared: PreparedPoint, log: Path) -> Iterato
         values = {**prepared.point.settings, "port": port}
         command = fill_command(target.command, values, where=f"{prepared.point.where}: server.command")
     else:
-        command = launch_words(profile, weights=_weights(target, prepared), port=port)
+        command = launch_words(profile, weights=weights_of(prepared.point, prepared.model), port=port)
     with started(command, url, log=log, ready_s=target.ready_s):
         yield url
-
-
-def _weights(target: ServerTarget, prepared: PreparedPoint) -> str:
-    """What an engine is to load: as it was said, or the files of the run's model."""
-    path = prepared.model.path
-    if target.weights or path is None:
-        if not target.weights:
-            message = (
-                f"{prepared.model.name} is a model profile, which has no weights: name a folder or Hugging Face id"
-            )
-            raise ConfigError(message, where=f"{prepared.point.where}: server.weights")
-        return target.weights
-    return str(path.parent if path.suffix == ".json" else path)
 
 
 def _api_key(target: ServerTarget) -> str:

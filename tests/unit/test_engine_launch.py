@@ -21,6 +21,8 @@ def a_point(folder: Path, *keys: str) -> PreparedPoint:
 
 
 def words_of(folder: Path, *keys: str) -> list[str]:
+    if not any(key.startswith("server") for key in keys):
+        keys = (*keys, "server: {weights: org/model}")
     return launch_words(a_point(folder, *keys).point.profile, weights="org/model", port=18000)
 
 
@@ -75,7 +77,8 @@ def test_what_a_run_does_not_say_is_left_to_the_engine(tmp_path: Path) -> None:
 
 
 def test_another_program_and_more_words_can_be_given(tmp_path: Path) -> None:
-    server = "server: {program: env A=1 python -m vllm.entrypoints.openai.api_server, arguments: --enforce-eager}"
+    program = "env A=1 python -m vllm.entrypoints.openai.api_server"
+    server = f"server: {{weights: m, program: {program}, arguments: --enforce-eager}}"
     words = words_of(tmp_path, "target: vllm", server)
 
     assert words[:5] == ["env", "A=1", "python", "-m", "vllm.entrypoints.openai.api_server"]
@@ -102,6 +105,9 @@ def test_gpus_are_a_key_of_a_grid_for_a_served_model(tmp_path: Path) -> None:
         ("target: vllm\nserver: {url: 'http://127.0.0.1:1'}", "server.url: a server that is started"),
         ("target: openai\nserver: {url: 'http://127.0.0.1:1', weights: m}", "server.weights: only the launch line"),
         ("target: vllm\nserver: {command: x, arguments: --y}", "server.arguments: only the launch line"),
+        ("target: vllm", "server.weights: llama-3.1-8b is a model profile, which has no weights"),
+        ('target: vllm\nserver: {weights: m, arguments: "\'x"}', "server: arguments is no part of a command line"),
+        ("target: vllm\nserver: {weights: m, program: ' '}", "server: expected words as program, got ' '"),
         ("target: vlm", "did you mean 'vllm'"),
         ("target: vllm\nallocator: buddy", "a server has an allocator of its own"),
         ("num_blocks: 9\ntarget: engine\ntensor_parallel: 2", "tensor_parallel: a live run has one device, got 2"),

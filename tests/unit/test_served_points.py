@@ -196,7 +196,7 @@ def test_a_command_that_makes_no_sense_is_refused(template: str, message: str) -
     ("keys", "message"),
     [
         ("target: openai\n", "target openai and key server go together"),
-        ("server: {url: 'http://x'}\n", "target openai and key server go together"),
+        ("server: {url: 'http://x'}\n", "server: it goes with the targets openai, vllm, sglang, got engine"),
         ("target: openai\nserver: {}\n", "server: expected a url or a command"),
         ("target: openai\nserver: {url: localhost}\n", "server: expected an address such as http://127.0.0.1:8000"),
     ],
