@@ -22,6 +22,10 @@ from kvengine.runner import SyntheticRunner
 from tests.builders import a_kv_cache_spec
 
 END = object()
+SAMPLING_KEYS = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 
 class EngineThread:
@@ -38,16 +42,18 @@ class EngineThread:
         self._step_s = step_s
         self._lock = threading.Lock()
         self._streams: dict[RequestId, tuple[Request, queue.Queue[Any]]] = {}
+        self.asked: list[SamplingParams] = []
         self._count = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def ask(self, prompt: list[int], max_tokens: int) -> tuple[RequestId, "queue.Queue[Any]"]:
+    def ask(self, prompt: list[int], sampling: SamplingParams) -> tuple[RequestId, "queue.Queue[Any]"]:
         tokens: queue.Queue[Any] = queue.Queue()
         with self._lock:
             self._count += 1
-            request = Request(RequestId(f"r{self._count}"), prompt, SamplingParams(max_tokens=max_tokens))
+            request = Request(RequestId(f"r{self._count}"), prompt, sampling)
+            self.asked.append(sampling)
             self.engine.add_request(request)
             self._streams[request.request_id] = (request, tokens)
         return request.request_id, tokens
@@ -121,7 +127,8 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(404, json.dumps({"error": {"message": f"no model {asked['model']}"}}))
             return
         try:
-            request_id, tokens = self.engine.ask(asked["prompt"], asked["max_tokens"])
+            sampling = SamplingParams(**{key: asked[key] for key in SAMPLING_KEYS if key in asked})
+            request_id, tokens = self.engine.ask(asked["prompt"], sampling)
         except KVError as error:
             self._answer(400, json.dumps({"error": {"message": error.message}}))
             return

@@ -49,6 +49,18 @@ def test_finished_and_aborted_requests_are_told_with_their_reason():
     assert [frame.finished for frame in deltas_of(sink)] == [[Finished(1, "length", 1)], [Finished(2, "abort", 1)]]
 
 
+def test_a_request_that_its_caller_saw_the_end_of_is_told_and_counted_as_complete():
+    sink = FrameList()
+    watched = WatchedEngine(sink)
+    watched.add("a", max_tokens=9)
+    watched.step()
+    watched.engine.finish(a_request("a").request_id)
+    watched.engine.finish(a_request("a").request_id)  # it has ended already
+    watched.step()
+    assert [frame.finished for frame in deltas_of(sink)] == [[], [Finished(1, "stop", 1)]]
+    assert (watched.engine.stats.finished, watched.engine.stats.aborted) == (1, 0)
+
+
 def test_times_count_from_the_start_of_the_publisher():
     sink = FrameList()
     watched = WatchedEngine(sink)

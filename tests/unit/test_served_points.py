@@ -53,6 +53,22 @@ def test_a_server_is_measured_through_its_streams_and_its_own_counters(tmp_path:
     assert (result.planned.num_blocks, result.planned.output_tokens) == (100, 108)
 
 
+def test_a_server_is_asked_to_draw_as_the_workload_says(tmp_path: Path) -> None:
+    workload = WORKLOAD.replace("max_tokens: 9", "max_tokens: 9, sampling: {temperature: 0.7, top_k: 40, min_p: 0.05}")
+    with small_server() as (url, engine):
+        run(a_point(tmp_path, f"{{url: {url}}}"))
+        greedy = engine.asked[:]
+        prepared = a_point(tmp_path, f"{{url: {url}}}", workload=workload)
+        run(prepared)
+
+    assert [params.temperature for params in greedy] == [0] * 12
+    drawn = engine.asked[12:]
+    assert {(params.temperature, params.top_k, params.min_p, params.top_p) for params in drawn} == {
+        (0.7, 40, 0.05, 1.0)
+    }
+    assert {params.seed for params in drawn} == {spec.seed for spec in prepared.requests()}
+
+
 def test_turns_repeat_what_the_server_said(tmp_path: Path) -> None:
     workload = "{synthetic: {requests: 2, prompt_tokens: 8, turns: 3, turn_tokens: 4}, max_tokens: 8}"
     with small_server() as (url, engine):
