@@ -23,6 +23,8 @@ class MemoryProfile:
     """By whatever process: weights, the driver's context, other programs."""
     step_bytes: int
     """What the largest step takes beyond that, at its peak."""
+    graph_bytes: int = 0
+    """What the recordings of decode steps take beyond that."""
 
     def pool_bytes(self, utilization: float) -> int:
         """What a share of the card leaves for the pool.
@@ -30,7 +32,7 @@ class MemoryProfile:
         Raises:
             CapacityError: Nothing is left.
         """
-        left = int(self.total_bytes * utilization) - self.in_use_bytes - self.step_bytes
+        left = int(self.total_bytes * utilization) - self.in_use_bytes - self.step_bytes - self.graph_bytes
         if left <= 0:
             raise CapacityError(
                 f"no memory is left for KV blocks: {format_bytes(self.in_use_bytes)} of"
@@ -65,15 +67,20 @@ def measure_memory(model: "Decoder", config: EngineConfig) -> MemoryProfile:
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
     small, output = largest_step(config)
     runner = TorchRunner(model, small)
+    taken_bytes = free_bytes - torch.cuda.mem_get_info(model.device)[0]
     torch.cuda.reset_peak_memory_stats(model.device)
     before = torch.cuda.memory_allocated(model.device)
     runner.execute(output)
     torch.cuda.synchronize(model.device)
     step_bytes = torch.cuda.max_memory_allocated(model.device) - before
+    small_bytes = runner.cache_bytes
     del runner
     torch.cuda.empty_cache()
     return MemoryProfile(
-        total_bytes=int(total_bytes), in_use_bytes=int(total_bytes - free_bytes), step_bytes=int(step_bytes)
+        total_bytes=int(total_bytes),
+        in_use_bytes=int(total_bytes - free_bytes),
+        step_bytes=int(step_bytes),
+        graph_bytes=max(int(taken_bytes) - small_bytes, 0),
     )
 
 

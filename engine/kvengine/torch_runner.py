@@ -10,6 +10,7 @@ from kvengine.attention.select import BackendName, DeviceName, compute_dtype, se
 from kvengine.batch import BatchBuilder
 from kvengine.calibration import calibrated_scales
 from kvengine.config import EngineConfig
+from kvengine.decode_graphs import DecodeGraphs, RecordableBackend, Recorder, cuda_recorder
 from kvengine.device_memory import available_bytes, held_bytes, is_out_of_memory
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.model_config.decoder import DecoderConfig
@@ -34,13 +35,16 @@ class TorchRunner:
         model: The weights; several runners may share them.
         config: Sizes the pools; its geometry and groups must be the model's. K/V are kept in its type.
         backend: What attends; `auto` takes the fastest that can be used.
+        recorder: What records decode steps, on a backend that can keep its plan; on a GPU, unless given, CUDA graphs.
 
     Raises:
         ConfigError: Geometry or groups are not the model's, or the backend that was asked for does not take it.
         CapacityError: The pools do not fit.
     """
 
-    def __init__(self, model: Decoder, config: EngineConfig, *, backend: BackendName = "auto") -> None:
+    def __init__(
+        self, model: Decoder, config: EngineConfig, *, backend: BackendName = "auto", recorder: Recorder | None = None
+    ) -> None:
         spec = config.kv_cache
         attention = model_attention(model.config, config)
         if config.scheduler.max_model_len > model.config.max_model_len:
@@ -58,6 +62,12 @@ class TorchRunner:
             scales=calibrated_scales(model, attention) if spec.dtype is KVDtype.FP8 else None,
         )
         self._host = self._attention.host_cache(config.num_host_blocks) if config.num_host_blocks else None
+        if recorder is None and model.device.type == "cuda":
+            recorder = cuda_recorder()
+        self._graphs: DecodeGraphs | None = None
+        self.graphs_reason = "steps are computed as they come: nothing records them on this device"
+        if recorder is not None:
+            self._record(recorder)
 
     @property
     def backend_name(self) -> str:
@@ -115,9 +125,24 @@ class TorchRunner:
         if not output.scheduled:
             return StepTokens({})
         batch = self._builder.build(output)
-        self._attention.plan(batch)
-        logits = self._model.forward(batch, self._attention)
+        logits = None if self._graphs is None else self._graphs.run(batch)
+        if logits is None:
+            self._attention.plan(batch)
+            logits = self._model.forward(batch, self._attention)
         return sample(logits, batch.sampled_rows)
+
+    @torch.inference_mode()
+    def _record(self, recorder: Recorder) -> None:
+        """Record decode steps; where that fails they are computed as they come, and `graphs_reason` says why."""
+        if not isinstance(self._attention, RecordableBackend):
+            self.graphs_reason = f"steps are computed as they come: the {self._attention.name} backend keeps no plan"
+            return
+        try:
+            self._graphs = DecodeGraphs(self._model.forward, self._attention, self._config, recorder=recorder)
+        except RuntimeError as error:
+            self.graphs_reason = f"steps are computed as they come: recording failed: {str(error).splitlines()[0]}"
+        else:
+            self.graphs_reason = f"decode steps are replayed from {len(self._graphs.buckets)} recordings"
 
 
 def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> Decoder:

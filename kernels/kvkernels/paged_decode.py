@@ -91,6 +91,37 @@ def plan_decode(
     )
 
 
+def keep_decode_plan(num_rows: int, num_parts: int, *, workspace: Tensor) -> DecodePlan:
+    """Make a plan of padding alone, in tensors that `refill_decode_plan` fills for one step after the other.
+
+    Shapes:
+        workspace: [num_parts or more, num_heads, head_dim + 1], float32; plans that take turns may share it
+    """
+    device = workspace.device
+    return DecodePlan(
+        parts=torch.full((num_parts, 2), -1, dtype=torch.int32, device=device),
+        row_starts=torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
+        partial=workspace[:num_parts, :, :-1],
+        logsum=workspace[:num_parts, :, -1],
+        is_split=num_parts > num_rows,
+    )
+
+
+def refill_decode_plan(plan: DecodePlan, context_lens: NDArray[np.int32], *, window: int | None = None) -> None:
+    """Write the parts of a step into a kept plan; what is left of it is padding.
+
+    Raises:
+        ValueError: They are more than it has room for.
+    """
+    listed, room = decode_parts(context_lens, window=window), plan.parts.shape[0]
+    if len(listed.parts) > room:
+        raise ValueError(f"{_OP}: {len(listed.parts)} parts do not fit into a plan of {room}")
+    parts = np.full((room, 2), -1, dtype=np.int32)
+    parts[: len(listed.parts)] = listed.parts
+    plan.parts.copy_(torch.from_numpy(parts))
+    plan.row_starts.copy_(torch.from_numpy(listed.row_starts))
+
+
 def paged_decode(
     q: Tensor,
     cache: PagedKV,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvengine.attention.base import ModelAttention
@@ -16,12 +17,21 @@ from kvengine.attention.host_cache import HostCache
 from kvengine.attention.pools import KVScales
 from kvengine.batch import ForwardBatch
 from kvengine.spec import KVCacheSpec
+from kvengine.units import cdiv
 from kvkernels.copy_blocks import copy_blocks
 from kvkernels.layout import KVLayout, page_shapes, paged_kv
-from kvkernels.paged_decode import DecodePlan, paged_decode, plan_decode
+from kvkernels.paged_decode import (
+    DecodePlan,
+    decode_parts,
+    keep_decode_plan,
+    paged_decode,
+    plan_decode,
+    refill_decode_plan,
+)
 from kvkernels.paged_prefill import paged_prefill, plan_prefill
 from kvkernels.rope_store import rope_store
 from kvkernels.store_kv import store_kv
+from kvkernels.tuning import DECODE_PART_TOKENS
 
 _Key = tuple[int, int | None]
 """The group and the window of a layer."""
@@ -47,6 +57,10 @@ class _View:
     decode_lens: Tensor
     decode_plan: DecodePlan
     prefill: _Prefill
+
+
+KeptPlan = dict[_Key, _View]
+"""A plan for decode rows whose tensors stay where they are."""
 
 
 class TritonBackend:
@@ -105,6 +119,7 @@ class TritonBackend:
             self._caches = [replace(cache, k_scale=scale.k, v_scale=scale.v) for cache, scale in pairs]
         self._keys = [(layer.group, layer.window) for layer in model.layers]
         self._views: dict[_Key, _View] = {}
+        self._workspace = torch.empty(0, model.num_heads, spec.head_dim + 1, dtype=torch.float32, device=device)
 
     @property
     def cache_bytes(self) -> int:
@@ -144,6 +159,45 @@ class TritonBackend:
             )
             for group, window in dict.fromkeys(self._keys)
         }
+
+    @property
+    def part_tokens(self) -> int:
+        """Tokens of a context that one program of decode attends to."""
+        return DECODE_PART_TOKENS
+
+    def num_parts(self, context_lens: NDArray[np.int32]) -> int:
+        """Count the parts of these contexts, for the layers that have most."""
+        return max(len(decode_parts(context_lens, window=window).parts) for _, window in dict.fromkeys(self._keys))
+
+    def keep_plan(self, batch: ForwardBatch, num_parts: int) -> KeptPlan:
+        """Allocate a plan for a batch of decode rows; the largest one's workspace serves all that follow."""
+        if self._workspace.shape[0] < num_parts:
+            self._workspace = self._workspace.new_empty(num_parts, *self._workspace.shape[1:])
+        nothing = torch.empty(0, 2, dtype=torch.int32, device=self.device)
+        rows = batch.num_decodes
+        return {
+            (group, window): _View(
+                slots=batch.groups[group].slots,
+                decode_tables=batch.groups[group].block_tables,
+                decode_lens=batch.context_lens,
+                decode_plan=keep_decode_plan(
+                    rows, min(num_parts, rows * _most_parts(window, num_parts)), workspace=self._workspace
+                ),
+                prefill=_Prefill(
+                    block_tables=batch.groups[group].block_tables[:0],
+                    context_lens=batch.context_lens[:0],
+                    query_start_loc=batch.query_start_loc[:1],
+                    tiles=nothing,
+                ),
+            )
+            for group, window in dict.fromkeys(self._keys)
+        }
+
+    def refill_plan(self, plan: KeptPlan, context_lens: NDArray[np.int32]) -> None:
+        """Write the parts of a step's contexts into a kept plan, and compute with it from now on."""
+        for (_, window), view in plan.items():
+            refill_decode_plan(view.decode_plan, context_lens, window=window)
+        self._views = plan
 
     def store_kv(self, layer: int, k: Tensor, v: Tensor | None) -> None:
         """Write a layer's new keys and values into their slots."""
@@ -198,3 +252,8 @@ class TritonBackend:
     def host_cache(self, num_blocks: int) -> HostCache:
         """Make one host pool for all layers; the copy kernel reads and writes it."""
         return HostCache([self._pool], num_blocks, copy=copy_blocks)
+
+
+def _most_parts(window: int | None, otherwise: int) -> int:
+    """Parts of the longest context that a window lets a token see."""
+    return otherwise if window is None else cdiv(window, DECODE_PART_TOKENS) + 1

@@ -1,6 +1,6 @@
 """All cases under their names."""
 
-from tests.differential.kernel_cases import attention, cache_ops, dense, engine, models, sampling
+from tests.differential.kernel_cases import attention, cache_ops, dense, engine, graphs, models, sampling
 from tests.differential.kernel_cases.case import Case
 
 CASES: dict[str, Case] = {
@@ -10,4 +10,5 @@ CASES: dict[str, Case] = {
     **sampling.CASES,
     **engine.CASES,
     **models.CASES,
+    **graphs.CASES,
 }

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -249,6 +250,37 @@ def padded_step_case() -> Case:
     return each_dtype(run)
 
 
+def kept_plan_case() -> Case:
+    """One plan, filled for one step after the other: what the last step left in it is not seen."""
+
+    def run(device: str, dtype: torch.dtype) -> None:
+        from kvkernels.layout import KVLayout, paged_kv
+        from kvkernels.paged_decode import keep_decode_plan, paged_decode, refill_decode_plan
+
+        # One workspace for two plans, the smaller of which has no room for a second part.
+        workspace = torch.full((7, 2, 17), NAN, device=device)
+        plans = [keep_decode_plan(3, parts, workspace=workspace) for parts in (7, 3)]
+        for context_lens, window, plan in (
+            ([600, 0, 300], None, plans[0]),
+            ([7, 40, 0], None, plans[1]),
+            ([3, 520, 40], None, plans[0]),
+            ([600, 0, 300], 20, plans[0]),
+        ):
+            attend = Attend(context_lens=context_lens, num_heads=2, head_dim=16, window=window)
+            case = attend.paged_case(dtype)
+            refill_decode_plan(plan, case.context_lens.numpy(), window=window)
+            cache = paged_kv(KVLayout.BLOCK_MAJOR, case.k_cache.to(device), case.v_cache.to(device))
+            out = paged_decode(
+                case.q.to(device), cache, case.block_tables.to(device), case.context_lens.to(device), plan,
+                scale=attend.scale, window=window,
+            )  # fmt: skip
+            assert_close(out, attend.expected(case), dtype)
+        with pytest.raises(ValueError, match="4 parts do not fit into a plan of 3"):
+            refill_decode_plan(plans[1], torch.tensor([300, 1, 1], dtype=torch.int32).numpy())
+
+    return each_dtype(run)
+
+
 def far_block_case() -> Case:
     """Blocks beyond 2**31 elements of a pool of which only the touched pages ever exist."""
 
@@ -339,6 +371,7 @@ CASES: dict[str, Case] = {
     "decode: the same alone": alone_and_in_company_case(Attend(context_lens=[300, 5, 70, 0], head_dim=16)),
     "decode, prefill: past 2**31 elements": far_block_case(),
     "decode: a padded plan": padded_step_case(),
+    "decode: a plan that is kept": kept_plan_case(),
     "prefill: G=3, head_dim 24, chunks": each_dtype(Attend(**CHUNKS, chunks_too=True)),
     "prefill: one token": each_dtype(Attend(context_lens=[1], query_lens=[1], num_heads=1, head_dim=16)),
     "prefill: block size 1": each_dtype(Attend(**CHUNKS, block_size=1, chunks_too=True)),
