@@ -22,9 +22,10 @@ check: format-check lint types layers generated test
 bench: $(STAMP)
 	@for name in block_pool scheduler allocators startup decode kvtop; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-# A million random operations on the scheduler, everything checked: some minutes.
+# A million random operations on the scheduler, everything checked: some minutes; make soak OPERATIONS=20000 for a taste.
+OPERATIONS ?= 1000000
 soak: $(STAMP)
-	@$(BIN)/python -m tests.soak
+	@$(BIN)/python -m tests.soak --operations $(OPERATIONS)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; run make with PYTHON=python3.11")'

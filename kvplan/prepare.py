@@ -14,6 +14,7 @@ from typing import Any
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import EngineConfig, SchedulerConfig
 from kvengine.errors import ConfigError
+from kvengine.presets import PRESETS
 from kvengine.spec import KVCacheSpec
 from kvengine.units import format_bytes
 from kvplan.budget import MemoryBudget
@@ -225,6 +226,7 @@ def plan_engine(point: Point, model: RunModel, budget: MemoryBudget | None = Non
         group_layers=layout.group_layers,
         num_blocks=capacity.num_blocks,
         enable_prefix_caching=profile.prefix_caching and not profile.allocator.is_reserving,
+        preset=PRESETS[profile.preset],
         eviction_policy=profile.eviction_policy,
         preemption=profile.preemption,
         num_host_blocks=_num_host_blocks(point, layout.spec),

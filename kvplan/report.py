@@ -81,6 +81,7 @@ COLUMNS = (
     Column(title="prefix\nhits", show=lambda figures: show_count(figures.prefix_hit_tokens)),
     Column(title="recom-\nputed", show=lambda figures: show_count(figures.recomputed_tokens)),
     Column(title="swapped\nin", show=lambda figures: show_count(figures.swapped_in_tokens), is_rare=True),
+    Column(title="peak\non host", show=lambda figures: show_count(figures.peak_host_blocks), is_rare=True),
     Column(title="tail\nwaste", show=lambda figures: show_percent(figures.tail_waste_fraction)),
     Column(title="prompt\ntok/s", show=lambda figures: _rate(figures.prompt_tokens_per_s), is_timed=True),
     Column(title="output\ntok/s", show=lambda figures: _rate(figures.output_tokens_per_s), is_timed=True),
@@ -95,9 +96,10 @@ PLANNED_NOTE = (
     " and with every output at its full length"
 )
 UNITS_NOTE = (
-    "prefix hits, those of resumptions included (first hits: without them), recomputed and swapped in, in tokens; tail"
-    " waste: unused slots in the last blocks of running requests, or in what is reserved for them, as a share of all"
-    " slots in use, over the steps; prompt tok/s counts whole prompts, also what was found in the prefix cache"
+    "prefix hits, those of resumptions included (first hits: without them), recomputed and swapped in, in tokens; peak"
+    " on host: most host blocks in use at a time; tail waste: unused slots in the last blocks of running requests, or"
+    " in what is reserved for them, as a share of all slots in use, over the steps; prompt tok/s counts whole prompts,"
+    " also what was found in the prefix cache"
 )
 
 

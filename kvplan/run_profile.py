@@ -12,6 +12,7 @@ from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import MisfitPolicy, PreemptionMode, SchedulingPolicy, VictimPolicy
 from kvengine.errors import ConfigError
 from kvengine.eviction_policies import EvictionPolicy
+from kvengine.presets import PresetName
 from kvengine.spec import KVDtype
 from kvengine.units import format_bytes
 from kvplan.loading import ByteSize, FileSchema
@@ -157,7 +158,9 @@ class RunProfile(FileSchema, frozen=True, kw_only=True):
     """What becomes of what a preempted request has computed."""
     swap_space: ByteSize | None = None
     """Bytes on the host for swapped-out requests, such as `4GiB`."""
-    misfits: MisfitPolicy = MisfitPolicy.REJECT
+    preset: PresetName = PresetName.VLLM_0_32
+    """Whose habits the pool and the scheduler have."""
+    misfits: MisfitPolicy | None = None
     """What becomes of a request that could never be finished."""
     max_waiting: Count | None = None
     """Most requests that may wait; one that comes while so many do is refused. None: any number."""
@@ -324,14 +327,14 @@ def _check_pressure(profile: RunProfile, workload: Workload, *, where: str) -> N
             if getattr(workload, key) is not None:
                 message = "a server is not told of deadlines; cancel ends requests there"
                 raise ConfigError(message, where=f"{where}: workload.{key}")
-        for key in ("eviction_policy", "preemption", "victim_policy", "misfits", "max_waiting"):
+        for key in ("eviction_policy", "preemption", "victim_policy", "preset", "misfits", "max_waiting"):
             if getattr(profile, key) != getattr(usual, key):
                 message = f"a server has its own way, and is started with it, got {getattr(profile, key)}"
                 raise ConfigError(message, where=f"{where}: {key}")
     if profile.allocator is AllocatorKind.PAGED:
         return
     is_token_level = profile.allocator is AllocatorKind.TOKEN_LEVEL
-    keys = ("victim_policy", "misfits", "max_waiting") if is_token_level else ("eviction_policy",)
+    keys = ("victim_policy", "misfits", "max_waiting", "preset") if is_token_level else ("eviction_policy",)
     for key in ("preemption", *keys):
         if getattr(profile, key) != getattr(usual, key):
             message = f"allocator {profile.allocator} has no such thing, got {getattr(profile, key)}"

@@ -108,7 +108,7 @@ def _refuse_no_pool(prepared: PreparedPoint) -> None:
 
 def _refuse_misfits(engine: Engine, requests: Sequence[RequestSpec]) -> None:
     """Before anything runs, say what the largest request needs if the pool cannot hold it; unless it is to stall."""
-    if engine.config.scheduler.misfits is MisfitPolicy.STALL:
+    if engine.config.misfits is MisfitPolicy.STALL:
         return
     longest = max(requests, key=lambda request: request.num_tokens)
     longest_prompt = max(requests, key=lambda request: request.num_prompt_tokens)

@@ -4,7 +4,7 @@ from math import gcd, lcm
 
 from hypothesis import strategies as st
 
-from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy
+from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy, VictimPolicy
 from kvengine.eviction_policies import EvictionPolicy
 from kvengine.kv_groups.kinds import (
     ChunkedLocal,
@@ -37,6 +37,7 @@ def limits(draw: st.DrawFn, *, smallest_budget: int = 3, chunked: bool | None = 
         watermark=draw(st.sampled_from([0.0, 0.0, 0.1, 0.4])),
         reserve_full_isl=draw(st.sampled_from([None, True, False])),
         num_lookahead_tokens=draw(st.sampled_from([0, 0, 0, 1, 3])),
+        victim_policy=draw(st.sampled_from([None, None, *VictimPolicy])),
     )
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from kvengine.allocators.kinds import AllocatorKind
 from kvengine.allocators.select import make_scheduler
 from kvengine.config import EngineConfig, SchedulerConfig, SchedulingPolicy, VictimPolicy
+from kvengine.errors import RejectedError
 from kvengine.eviction_policies import EvictionPolicy
 from kvengine.kv_cache_manager import KVCacheManager
 from kvengine.kv_groups.kinds import (
@@ -32,7 +33,8 @@ from kvengine.kv_groups.kinds import (
     SlidingWindow,
     StateMode,
 )
-from kvengine.request import MediaItem, Request, RequestId, RequestStatus
+from kvengine.presets import PRESETS, VLLM_0_32, EnginePreset
+from kvengine.request import FinishReason, MediaItem, Request, RequestId, RequestStatus
 from kvengine.scheduler import Scheduler
 from kvengine.transfer_pins import TransferHandle
 from tests.builders import a_request, an_engine_config
@@ -77,6 +79,8 @@ def _mix(
     context_parallel_size: int = 1,
     eviction_policy: EvictionPolicy = EvictionPolicy.LRU,
     num_host_blocks: int = 0,
+    retention_interval: int | None = 0,
+    preset: EnginePreset = VLLM_0_32,
     allocator: AllocatorKind = AllocatorKind.PAGED,
     **limits: object,
 ) -> Mix:
@@ -91,6 +95,8 @@ def _mix(
         context_parallel_size=context_parallel_size,
         eviction_policy=eviction_policy,
         num_host_blocks=num_host_blocks,
+        retention_interval=retention_interval,
+        preset=preset,
     )
     return Mix(name, config, max_drafts, allocator)
 
@@ -139,6 +145,57 @@ def mixes() -> list[Mix]:
             if allocator.is_reserving
         ),
     ]
+
+
+DRAWN = "drawn"
+"""Begins the names of mixes that are drawn at random."""
+
+
+def drawn_mix(name: str) -> Mix:
+    """An engine with any combination of what the mixes above have one or two of, and of policies; the same by name."""
+    chance = random.Random(name)
+    size = chance.choice([1, 2, 3, 4, 8])
+    full = FullAttention(block_size=size)
+    window = SlidingWindow(block_size=size, window=chance.randint(1, 20))
+    state = LinearState(block_size=max(size, 4))
+    mixed_groups: list[list[GroupKind]] = [
+        [full],
+        [full],
+        [window],
+        [full, window],
+        [full, window, window],
+        [full, ChunkedLocal(block_size=size, chunk=chance.randint(1, 20))],
+        [FullAttention(block_size=state.block_size), state],
+    ]
+    groups = chance.choice(mixed_groups)
+    has_states = state in groups
+    spans = sum(-(-MAX_MODEL_LEN // kind.block_size) for kind in groups)
+    max_drafts = chance.choice([0, 0, 3])
+    return _mix(
+        name,
+        *groups,
+        num_blocks=chance.randint(spans, 3 * spans) + 3,
+        block_size=groups[0].block_size,
+        caching=has_states or chance.random() < 0.8,
+        max_drafts=max_drafts,
+        prefix_match_unit=chance.choice([None, 2, 1]) if has_states and state.block_size % 2 == 0 else None,
+        eviction_policy=chance.choice(list(EvictionPolicy)),
+        num_host_blocks=chance.choice([0, 3, spans, 3 * spans]),
+        retention_interval=chance.choice([0, 0, None]) if has_states or window in groups else 0,
+        preset=chance.choice([*PRESETS.values()]),
+        policy=chance.choice(list(SchedulingPolicy)),
+        victim_policy=chance.choice([None, *VictimPolicy]),
+        watermark=chance.choice([0.0, 0.0, 0.1]),
+        reserve_full_isl=chance.choice([None, True, False]),
+        long_prefill_token_threshold=chance.choice([0, 0, 5]),
+        num_lookahead_tokens=max_drafts,
+        max_waiting=chance.choice([None, None, 3]),
+    )
+
+
+def mix_named(name: str) -> Mix:
+    """The mix that a violation was reported in."""
+    return drawn_mix(name) if name.startswith(DRAWN) else next(mix for mix in mixes() if mix.name == name)
 
 
 WEIGHTS = {
@@ -245,7 +302,12 @@ class Episode:
         )
         if self._scheduler.never_fits(request) is not None:
             return False
-        self._scheduler.add_request(request)
+        try:
+            self._scheduler.add_request(request)
+        except RejectedError as error:
+            if error.status != 429:
+                raise
+            return False
         self._requests[request.request_id] = request
         return True
 
@@ -311,7 +373,11 @@ class Episode:
 
     def _abort(self, chance: random.Random) -> bool:
         unfinished = self._unfinished()
-        return bool(unfinished) and self._scheduler.abort_request(chance.choice(unfinished).request_id) is not None
+        if not unfinished:
+            return False
+        chosen, reason = chance.choice(unfinished), chance.choice([FinishReason.ABORT, FinishReason.DEADLINE])
+        assert self._scheduler.abort_request(chosen.request_id, reason=reason) is chosen, f"{chosen.request_id} is lost"
+        return True
 
     def _preempt(self, chance: random.Random) -> bool:
         running = self._scheduler.running
@@ -403,20 +469,23 @@ def soak(num_operations: int, seed: int) -> int:
     Returns:
         0, or 1 when something was not as it must be.
     """
-    chosen = mixes()
-    shares = {mix.name: num_operations // len(chosen) for mix in chosen}
-    shares[chosen[0].name] += num_operations % len(chosen)
+    chosen = [*mixes(), None]
+    share = num_operations // len(chosen)
     print(f"{num_operations:,} operations, seed {seed}; all invariants after every {FULL_CHECK_EVERY}")
     started_s, total = time.process_time(), Counter[str]()
-    for mix in chosen:
+    for fixed in chosen:
         counts, mix_started_s = Counter[str](), time.process_time()
-        for number, first in enumerate(range(0, shares[mix.name], OPERATIONS_PER_EPISODE)):
-            count = min(OPERATIONS_PER_EPISODE, shares[mix.name] - first)
+        # What is left over after equal shares goes to the drawn engines, a new one for each episode.
+        num_left = share if fixed is not None else num_operations - share * (len(chosen) - 1)
+        for number, first in enumerate(range(0, num_left, OPERATIONS_PER_EPISODE)):
+            count = min(OPERATIONS_PER_EPISODE, num_left - first)
+            mix = fixed or drawn_mix(f"{DRAWN} {seed}/{number}")
             todo = operations(count, f"{seed}/{mix.name}/{number}")
             violation = play(mix, todo, counts)
             if violation is not None:
                 return _report(mix, shrink(mix, todo, violation))
-        print(f"{mix.name + ':':30}{_in_words(counts)}; {time.process_time() - mix_started_s:.0f} s")
+        name = fixed.name if fixed is not None else DRAWN
+        print(f"{name + ':':30}{_in_words(counts)}; {time.process_time() - mix_started_s:.0f} s")
         total += counts
     done = sum(total[kind] for kind in (*WEIGHTS, "nothing to do"))
     print(f"{'all:':30}{_in_words(total)}")
@@ -438,8 +507,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.replay is None:
         return soak(options.operations, options.seed)
     saved = json.loads(options.replay.read_text())
-    mix = next(mix for mix in mixes() if mix.name == saved["mix"])
-    return _report(mix, [Operation(*item) for item in saved["operations"]])
+    return _report(mix_named(saved["mix"]), [Operation(*item) for item in saved["operations"]])
 
 
 if __name__ == "__main__":

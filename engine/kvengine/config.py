@@ -68,8 +68,8 @@ class SchedulerConfig:
     victim_policy: VictimPolicy | None = None
     """None for that of the scheduling policy: `last_arrived` of fcfs, `priority` of priority."""
 
-    misfits: MisfitPolicy = MisfitPolicy.REJECT
-    """What becomes of a request that could never be finished, even alone."""
+    misfits: MisfitPolicy | None = None
+    """What becomes of a request that could never be finished, even alone; None leaves it to the preset."""
     max_waiting: int | None = None
     """Most requests in the waiting queue: one that arrives at a full queue is refused. None for no limit."""
 
@@ -120,6 +120,13 @@ class EngineConfig:
     def kv_groups(self) -> tuple[GroupKind, ...]:
         """The groups, the one that empty `groups` stands for spelled out."""
         return self.groups or (FullAttention(block_size=self.block_size),)
+
+    @property
+    def misfits(self) -> MisfitPolicy:
+        """What becomes of a request that could never be finished."""
+        if self.scheduler.misfits is not None:
+            return self.scheduler.misfits
+        return MisfitPolicy.STALL if self.preset.stalls else MisfitPolicy.REJECT
 
     @property
     def reserves_whole_prompts(self) -> bool:

@@ -182,7 +182,7 @@ class Engine:
         """
         try:
             misfit = self.never_fits(request)
-            if misfit is not None and self.config.scheduler.misfits is MisfitPolicy.REJECT:
+            if misfit is not None and self.config.misfits is MisfitPolicy.REJECT:
                 raise misfit
             self._scheduler.add_request(request)
         except CapacityError:

@@ -323,7 +323,7 @@ class Scheduler:
             RejectedError: It says why, and what a server would answer.
         """
         limits = self._limits
-        if limits.misfits is MisfitPolicy.REJECT:
+        if self._config.misfits is MisfitPolicy.REJECT:
             misfit = self.never_fits(request)
             if misfit is not None:
                 raise misfit

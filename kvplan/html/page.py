@@ -22,6 +22,7 @@ _PLANNED = (
     "prefix_hit_tokens",
     "first_prefix_hit_tokens",
     "recomputed_tokens",
+    "swapped_in_tokens",
     "steps",
 )
 

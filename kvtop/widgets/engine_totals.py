@@ -123,6 +123,8 @@ class EngineTotals(ListPane):
         line.add("   ● run ", palette.muted).add(_count(gauges.running), palette.good)
         line.add("  ○ wait ", palette.muted)
         line.add(_count(gauges.waiting), palette.warn if gauges.waiting else palette.text)
+        if gauges.swapped is not None:
+            line.add("  ⇄ swapped ", palette.muted).add(_count(gauges.swapped), palette.text)
         line.add("  ▲ preemptions ", palette.muted).add(_count(engine.counters.preemptions), palette.text)
         line.add("  hit ", palette.muted).add(formats.percent(engine.hit_rate), palette.text)
         return line.strip()

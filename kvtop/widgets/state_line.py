@@ -135,6 +135,7 @@ class StateLine(LinePane):
             self._figure(
                 4, "▲ preemptions", f"{counters.preemptions:,}", palette.bad if counters.preemptions else palette.text
             ),
+            *self._swap_parts(picture),
             self._figure(4, "prefix hit", formats.percent(picture.hit_fraction), palette.text),
             self._figure(5, "recomputed", f"{counters.recomputed_tokens:,} tok", palette.text),
             self._figure(6, "peak", f"{counters.peak_blocks_in_use:,} blocks", palette.text),
@@ -143,6 +144,18 @@ class StateLine(LinePane):
     def _pinned_parts(self, picture: Picture) -> list[Part]:
         pinned = picture.pool.num_pinned
         return [self._figure(3, f"{PINNED_GLYPH} pinned", f"{pinned:,}", self.palette.warn)] if pinned else []
+
+    def _swap_parts(self, picture: Picture) -> list[Part]:
+        """Where preempted requests are swapped: host blocks in use, and the tokens of those that went and came back."""
+        counters, in_all = picture.counters, picture.facts.host_blocks
+        if in_all is None:
+            return []
+        used = f"{_count(counters.host_blocks_in_use)} of {in_all:,}"
+        moved = f"{_count(counters.swapped_out_tokens)} out {_count(counters.swapped_in_tokens)} in tok"
+        return [
+            self._figure(4, "⇄ host", used, self.palette.warn if counters.host_blocks_in_use else self.palette.text),
+            self._figure(5, "swapped", moved, self.palette.text),
+        ]
 
     def _server_names(self) -> list[Part]:
         model, palette, server = self.model, self.palette, self.model.server

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvengine.eviction_policies import EvictionPolicy
 from kvengine.kv_groups.group import GroupManager
 from tests import soak
 
@@ -14,7 +15,7 @@ def test_a_short_soak_tries_every_mix_and_every_operation(capsys: pytest.Capture
     assert soak.main(["--operations", "4200", "--seed", "7"]) == 0
     *lines, totals, last = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("4,200 operations, seed 7")
-    assert [line.split(":")[0] for line in lines[1:]] == [mix.name for mix in soak.mixes()]
+    assert [line.split(":")[0] for line in lines[1:]] == [mix.name for mix in soak.mixes()] + [soak.DRAWN]
     assert last.startswith("4,200 operations in ")
     assert last.endswith("invariants held")
     for kind in (*soak.WEIGHTS, "preemptions", "copied blocks", "children", "hit tokens"):
@@ -38,15 +39,27 @@ def test_a_violation_is_shrunk_printed_and_can_be_replayed(
         assert soak.main(["--operations", "14000"]) == 1
         found, operations = capsys.readouterr().out.splitlines()[-2:]
         assert found.startswith("VIOLATION in 'full attention': AssertionError: ")
-        # One request of several samples is enough: they share its tail, and what is left runs to its end.
+        # One request whose tail is shared is enough, by several samples or by a fork; what is left runs to its end.
         kinds = [kind for kind, _ in json.loads(operations)["operations"]]
-        assert kinds == ["add"]
+        assert kinds in (["add"], ["add", "step", "fork"])
         saved = tmp_path / "violation.json"
         saved.write_text(operations)
         assert soak.main(["--replay", str(saved)]) == 1
         assert capsys.readouterr().out.splitlines()[0] == found
     assert soak.main(["--replay", str(saved)]) == 0
     assert capsys.readouterr().out == "no violation\n"
+
+
+def test_a_drawn_engine_is_the_same_by_its_name_and_others_differ() -> None:
+    names = [f"{soak.DRAWN} 0/{number}" for number in range(60)]
+    drawn = [soak.mix_named(name) for name in names]
+    assert drawn == [soak.mix_named(name) for name in names]
+    assert {mix.config.eviction_policy for mix in drawn} == set(EvictionPolicy)
+    swapping = [mix for mix in drawn if mix.config.num_host_blocks]
+    assert {mix.config.eviction_policy for mix in swapping} == set(EvictionPolicy)
+    assert {len(mix.config.groups) for mix in swapping} == {1, 2, 3}
+    assert any(mix.max_drafts for mix in swapping)
+    assert any(mix.config.prefix_match_unit for mix in swapping)
 
 
 def test_an_operation_can_be_left_out_without_a_change_to_the_others() -> None:

@@ -267,3 +267,26 @@ async def test_the_block_that_is_looked_at_shows_tokens_and_hash(live_view, list
         listening_engine.step()
         # No tokenizer here, so the ids: a prompt of letters is their code points.
         await shows(pilot, app.watching.block, "token ids", "hash", "begins a prefix")
+
+
+async def test_an_engine_that_swaps_shows_its_host_blocks(tmp_path):
+    # Four usable blocks of 4: at their ninth token both ask for a third block, and the later one goes to the host.
+    watched = WatchedEngine(
+        num_blocks=5,
+        num_host_blocks=6,
+        publisher=lambda facts, clock: TelemetryPublisher.open(facts, clock=clock, socket=tmp_path / "engine.sock"),
+    )
+    app = KvtopApp(LiveSource(Attachment.open(tmp_path / "engine.sock")))
+    async with app.run_test(size=(220, 48)) as pilot:
+        await until(pilot, lambda: app.watching.model.facts is not None)
+        watched.add("a", max_tokens=9)
+        watched.add("b", prompt="uvwxyz", max_tokens=9)
+        watched.step()
+        await shows(pilot, app.watching.state_line, "⇄ host 0 of 6", "swapped 0 out 0 in tok")
+        watched.step(3)
+        # b has computed 8 tokens in two blocks.
+        await shows(pilot, app.watching.state_line, "⇄ host 2 of 6", "swapped 8 out 0 in tok")
+        while watched.engine.has_unfinished:
+            watched.step()
+        await shows(pilot, app.watching.state_line, "⇄ host 0 of 6", "swapped 8 out 8 in tok")
+    watched.engine.close("done")

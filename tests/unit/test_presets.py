@@ -1,8 +1,8 @@
 import pytest
 
-from kvengine.config import SchedulerConfig
-from kvengine.errors import ConfigError
-from kvengine.presets import PRESETS, preset_named
+from kvengine.config import MisfitPolicy, SchedulerConfig
+from kvengine.errors import ConfigError, RejectedError
+from kvengine.presets import PRESETS, PresetName, preset_named
 from kvengine.scheduler import Scheduler
 from tests.builders import a_request, an_engine_config
 
@@ -37,11 +37,33 @@ def test_a_preset_decides_where_freed_blocks_go(name: str, caching: bool, expect
 
 def test_whole_prompts_are_reserved_since_0_21_unless_the_limits_say_otherwise() -> None:
     reserving = {name for name, preset in PRESETS.items() if an_engine_config(preset=preset).reserves_whole_prompts}
-    assert reserving == {"vllm-0.32", "vllm-0.27", "vllm-0.21"}
+    assert reserving == {"vllm-0.32", "vllm-0.32-stall", "vllm-0.27", "vllm-0.21"}
     never = SchedulerConfig(reserve_full_isl=False)
     assert not an_engine_config(limits=never).reserves_whole_prompts
     always = SchedulerConfig(reserve_full_isl=True)
     assert an_engine_config(limits=always, preset=preset_named("vllm-0.16")).reserves_whole_prompts
+
+
+def test_a_preset_reproduces_the_stall_of_a_prompt_that_can_never_fit() -> None:
+    # 24 tokens take six blocks of 4, and five are usable.
+    misfit, small = a_request("misfit", prompt=range(24), max_tokens=1), a_request("small", max_tokens=1)
+    stalling = Scheduler(an_engine_config(num_blocks=6, preset=preset_named("vllm-0.32-stall")))
+    stalling.add_request(misfit)
+    stalling.add_request(small)
+    for _ in range(3):
+        assert not stalling.schedule().scheduled
+    assert [request.request_id for request in stalling.waiting] == ["misfit", "small"]
+    for name in PRESETS.keys() - {"vllm-0.32-stall"}:
+        with pytest.raises(RejectedError, match="'misfit' needs 6 blocks of 4 for 25 tokens"):
+            Scheduler(an_engine_config(num_blocks=6, preset=PRESETS[name])).add_request(misfit)
+    reject = SchedulerConfig(misfits=MisfitPolicy.REJECT)
+    strict = Scheduler(an_engine_config(num_blocks=6, limits=reject, preset=preset_named("vllm-0.32-stall")))
+    with pytest.raises(RejectedError):
+        strict.add_request(a_request("misfit", prompt=range(24), max_tokens=1))
+
+
+def test_every_preset_has_a_name_of_its_own() -> None:
+    assert list(PRESETS) == list(PresetName)
 
 
 def test_a_preset_is_found_by_its_name_and_0_32_is_the_default() -> None:

@@ -195,6 +195,14 @@ def test_keys_about_running_out_of_memory_are_read(tmp_path: Path) -> None:
     ]
 
 
+def test_a_preset_is_read_and_reaches_the_engine(tmp_path: Path) -> None:
+    assert (
+        load_run(a_file(tmp_path, RUN + "preset: vllm-0.32-stall\n")).profile.settings()["preset"] == "vllm-0.32-stall"
+    )
+    with pytest.raises(ConfigError, match=r"vllm-0.32"):
+        load_run(a_file(tmp_path, RUN + "preset: vllm-0.33\n"))
+
+
 @pytest.mark.parametrize(
     ("keys", "computes_in"),
     [
