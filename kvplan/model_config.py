@@ -17,7 +17,8 @@ from kvplan.quantization import read_quantization
 
 _INNER_KEYS = ("text_config", "language_config", "llm_config")
 _MAX_NESTING = 4
-_MAX_LAYERS = 10_000
+_MAX_LAYERS = 2_000
+"""The deepest published model has 1,000; a plan works through each layer, many times for hints."""
 _MAX_HEADS = 65_536
 
 

@@ -114,7 +114,7 @@ class ModelSpec:
         if self.divides_over(tensor_parallel):
             return
         geometry = self.geometry
-        allowed = [ranks for ranks in range(1, max(geometry.num_attention_heads, 64) + 1) if self.divides_over(ranks)]
+        allowed = [ranks for ranks in range(1, _MOST_RANKS + 1) if self.divides_over(ranks)]
         heads = f"{geometry.num_attention_heads} attention heads and {geometry.num_kv_heads} KV heads"
         what = f"{heads}, and its states," if has_states(self.layers) else heads
         raise ConfigError(
@@ -125,10 +125,10 @@ class ModelSpec:
 
     def divides_over(self, tensor_parallel: int) -> bool:
         """Whether attention heads split evenly over the ranks, KV heads split or repeat, and states split."""
+        if self.geometry.num_attention_heads % tensor_parallel:
+            return False
         parts = {part for layer in self.layers for part in layer}
-        return self.geometry.num_attention_heads % tensor_parallel == 0 and all(
-            _divides(part, tensor_parallel) for part in parts
-        )
+        return all(_divides(part, tensor_parallel) for part in parts)
 
 
 def with_draft_model(model: ModelSpec, draft: ModelSpec) -> ModelSpec:
@@ -146,6 +146,10 @@ def _divides(part: KeptRows | KeptState, ranks: int) -> bool:
         return part.is_latent or part.num_heads % ranks == 0 or ranks % part.num_heads == 0
     splits_groups = part.groups % ranks == 0 or ranks % part.groups == 0 if part.groups else True
     return part.conv_channels % ranks == 0 and (part.heads % ranks == 0 or part.heads == 1) and splits_groups
+
+
+_MOST_RANKS = 256
+"""More are not looked for when a refusal says which numbers of ranks would do."""
 
 
 class ModelProfile(FileSchema, frozen=True, kw_only=True):

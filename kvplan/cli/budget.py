@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXIT_DOES_NOT_FIT = 1
 
 _MEMORY, _ENGINE, _REQUESTS = "Memory of one GPU", "Engine", "Requests that are there together"
-_SEVERAL = "Several GPUs"
+_SEVERAL, _SWITCHES = "Several GPUs", "On and off"
 
 
 def _option(flag: str, metavar: str, text: str, panel: str) -> Any:
@@ -74,8 +74,8 @@ def budget(
         str | None,
         _option(
             "--engine",
-            "vllm|sglang|paged",
-            "Whose rules: paged is the textbook allocator without a null block.  [default: vllm]",
+            "NAME",
+            "Whose rules: vllm, sglang, or paged, the textbook allocator without a null block.  [default: vllm]",
             _ENGINE,
         ),
     ] = None,
@@ -115,11 +115,11 @@ def budget(
     ] = None,
     prefix_caching: Annotated[
         bool | None,
-        _switch("--prefix-caching/--no-prefix-caching", "Share blocks of a common prefix.  [default: yes]", _ENGINE),
+        _switch("--prefix-caching/--no-prefix-caching", "Share blocks of a common prefix.  [default: yes]", _SWITCHES),
     ] = None,
     hybrid_kv_cache: Annotated[
         bool | None,
-        _switch("--hybrid-kv-cache/--no-hybrid-kv-cache", "Free what windows no longer reach.", _ENGINE),
+        _switch("--hybrid-kv-cache/--no-hybrid-kv-cache", "Free what windows no longer reach.", _SWITCHES),
     ] = None,
     speculative_tokens: Annotated[
         str | None,
@@ -140,12 +140,15 @@ def budget(
     ] = None,
     enforce_eager: Annotated[
         bool | None,
-        typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel=_ENGINE, show_default=False),
+        typer.Option("--enforce-eager", help="No CUDA graphs.", rich_help_panel=_SWITCHES, show_default=False),
     ] = None,
     from_command: Annotated[
         str | None,
         _option(
-            "--from-command", '"vllm serve ..."', "Take options from a launch line; typed ones go before.", _ENGINE
+            "--from-command",
+            "LINE",
+            "Take options from a launch line, `vllm serve ...` or SGLang's; typed ones go before.",
+            _ENGINE,
         ),
     ] = None,
     assume_standard: Annotated[
@@ -163,7 +166,7 @@ def budget(
         _switch(
             "--calibration/--no-calibration",
             "Use what `kvplan explain --save` kept of the same start.  [default: yes]",
-            _MEMORY,
+            _SWITCHES,
         ),
     ] = None,
     lengths: Annotated[str | None, _option("--lengths", "N,N,...", "Cached tokens of each request.", _REQUESTS)] = None,

@@ -169,4 +169,4 @@ def _enough(needed: Mapping[str, Any]) -> str:
     ranks, dtype = needed["tensor_parallel"], needed["kv_cache_dtype"]
     ways = [f"--tp {ranks}"] if ranks is not None else []
     ways += [f"--kv-cache-dtype {dtype}"] if dtype is not None else []
-    return f"\nwith cards like this one, all else as it is, enough: {', or '.join(ways)}" if ways else ""
+    return f"\nthe least that is enough on such cards, nothing else changed: {', or '.join(ways)}" if ways else ""

@@ -27,7 +27,7 @@ def sweep_profile(
     recordings: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Telemetry recording of each live point; results/PROFILE-recordings unless given."
+            metavar="FOLDER", help="Telemetry recordings, one a live point; PROFILE-recordings in results unless given."
         ),
     ] = None,
     no_recordings: Annotated[bool, typer.Option("--no-recordings", help="Leave no recordings.")] = False,

@@ -31,6 +31,20 @@ def test_every_command_has_a_help_page(capsys: pytest.CaptureFixture[str], comma
 
 
 @pytest.mark.parametrize(
+    "command", ["budget", "explain", "run", "sweep", "report", "profiles", "profiles list", "doctor"]
+)
+def test_a_help_page_names_its_options_in_full_on_a_usual_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    done = run_kvplan(capsys, *command.split(), "--help")
+
+    assert "--help" in done.stdout
+    assert "…" not in done.stdout
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["bugdet"], "No such command 'bugdet'. Did you mean 'budget'?"),

@@ -1,5 +1,6 @@
 """What a `config.json` says of a model's KV cache, and what is refused."""
 
+import time
 from typing import Any
 
 import pytest
@@ -214,10 +215,10 @@ def test_windows_and_chunks_are_found_in_every_spelling(
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number from 1 to 10,000, got 0"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected a whole number from 1 to 10,000"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: expected a whole number from 1 to 2,000, got 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected a whole number from 1 to 2,000"),
         ({"num_hidden_layers": 10**400}, "got a number with more than 20 digits"),
-        ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number from 1 to 10,000, got True"),
+        ({"num_hidden_layers": True}, "num_hidden_layers: expected a whole number from 1 to 2,000, got True"),
         ({"hidden_size": 64.0}, "hidden_size: expected a whole number from 1 to 4,294,967,296, got 64.0"),
         ({"hidden_size": "64"}, "hidden_size: expected a whole number from 1 to 4,294,967,296, got '64'"),
         ({"hidden_size": 66}, "no head_dim, and hidden_size 66 is not a multiple of num_attention_heads 4"),
@@ -316,3 +317,17 @@ def test_ranks_that_do_not_divide_the_heads_are_refused_with_those_that_do(ranks
     with pytest.raises(ConfigError, match=f"cannot be divided over {ranks} GPUs") as caught:
         model.kv_cache_spec(block_size=16, dtype=KVDtype.FP8, tensor_parallel=ranks)
     assert caught.value.hint == "this model takes --tp 1, 2, 4, 8, 16, 32"
+
+
+def test_ranks_that_would_do_are_found_at_once_for_the_largest_model_that_is_read() -> None:
+    heads = {"num_attention_heads": 65_535, "num_key_value_heads": 1, "head_dim": 16}
+    model = read_small(num_hidden_layers=2_000, **heads)
+
+    began = time.process_time()
+    with pytest.raises(ConfigError) as refused:
+        model.check_divides_over(2)
+
+    # 65,535 = 3 x 5 x 17 x 257
+    assert refused.value.hint == "this model takes --tp 1, 3, 5, 15, 17, 51, 85, 255"
+    # Looking at all layers for each number of ranks takes a minute.
+    assert time.process_time() - began < 5
