@@ -51,6 +51,7 @@ def _nearest_to_defaults(groups: Sequence[PointGroup]) -> PointGroup:
 def _sentence(groups: Sequence[PointGroup], best: PointGroup, base: PointGroup, metric: Metric) -> str:
     others = [group for group in groups if group is not best]
     alike = [group for group in others if not _is_told_apart(group, best, metric)]
+    rivals = [best, *alike]
     gain, is_tie = _change(base, best, metric), False
     if best is base:
         runner_up = max(others, key=lambda group: median(group.values(metric).values()))
@@ -66,7 +67,7 @@ def _sentence(groups: Sequence[PointGroup], best: PointGroup, base: PointGroup, 
         head = f"{best.label}: {show_change(gain)} {metric.title} against {base.label}{_preemptions_beside(base, best)}"
     parts = [
         head,
-        *(_other_differences(groups, metric) if is_tie else ()),
+        *(_other_differences(rivals, metric) if is_tie else ()),
         *_quality_of(best),
         *([f"not distinguishable from {_listed(alike)}"] if alike and _has_spread(groups) else []),
     ]

@@ -10,6 +10,7 @@ import msgspec
 
 from kvplan.groups import PointGroup, group_repeats, judged_figures, objective, present_metrics
 from kvplan.heatmap import read_heat_map
+from kvplan.memory_table import memory_table
 from kvplan.recommend import recommend
 from kvplan.report import ReportTable, report_table
 from kvplan.results import PointResult
@@ -88,6 +89,7 @@ def _table(report: ReportTable) -> str:
 def _data(points: Sequence[PointResult]) -> dict[str, object]:
     groups = group_repeats(points)
     metrics, goal = present_metrics(groups), objective(groups)
+    by_allocator = memory_table(points) is not None
     return {
         "axes": list(points[0].axes),
         "objective": goal.key if goal is not None else None,
@@ -115,6 +117,7 @@ def _data(points: Sequence[PointResult]) -> dict[str, object]:
                 "timeline": msgspec.to_builtins(judged_figures(group.first).timeline),
                 "unit": latencies.unit if (latencies := judged_figures(group.first).latencies) else "",
                 "heat": _heat(group),
+                "memory": msgspec.to_builtins(judged_figures(group.first).memory) if by_allocator else None,
                 "quality": msgspec.to_builtins(judged_figures(group.first).quality),
             }
             for group in groups

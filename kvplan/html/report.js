@@ -177,12 +177,17 @@
       const front = points.filter(point => !points.some(other => other !== point && other.x <= point.x && other.y >= point.y
         && (other.x < point.x || other.y > point.y))).sort((a, b) => a.x - b.x);
       element("polyline", { points: front.map(point => `${x(point.x)},${y(point.y)}`).join(" "), fill: "none", stroke: "var(--mark)", "stroke-width": 1.5 }, svg);
+      const taken = [];
       points.forEach((point, index) => {
         const dot = mark(svg, front.includes(point) ? "diamond" : "circle", x(point.x), y(point.y), 4.5, color(index));
         plot.hover(dot, `${point.group.label}\n${goal.title}: ${show(point.y)} ${goal.unit}\n${wait.title}: ${show(point.x)} ${wait.unit}`);
         if (points.length <= 6) {
-          const left = x(point.x) > W * 0.6;
-          element("text", { x: x(point.x) + (left ? -8 : 8), y: y(point.y) - 7, "text-anchor": left ? "end" : "start" }, svg, point.group.label);
+          const left = x(point.x) > W * 0.6, offsets = [-7, 15, -20, 28, -33, 41];
+          // The nearest place above or below the mark at which no other label stands.
+          const offset = offsets.find(one => !taken.some(line => Math.abs(line - y(point.y) - one) < 12)) ?? -7;
+          taken.push(y(point.y) + offset);
+          const name = Object.values(point.group.shown).join(", ") || point.group.label;
+          element("text", { x: x(point.x) + (left ? -8 : 8), y: y(point.y) + offset, "text-anchor": left ? "end" : "start" }, svg, name);
         }
       });
     };
@@ -313,6 +318,29 @@
     legend(plot.node, groups.map(group => group.label), (index, on) => { layers[index].style.display = on ? "" : "none"; });
   }
 
+  // Where the slots of the pool were, a bar a point; what is missing to the whole was free.
+  function memory(parent, data) {
+    const groups = data.groups.filter(group => group.memory);
+    if (!groups.length) return;
+    const parts = ["used", "pending", "reserved", "internal", "external"];
+    const plot = figure(parent, "where the slots were", "(% of the pool, mean over time; the rest was free)", true);
+    const width = 1000, height = H, yTicks = [0, 25, 50, 75, 100], y = scale(0, 100, height - PAD.bottom, PAD.top);
+    const step = (width - PAD.left - PAD.right) / groups.length, x = group => PAD.left + (groups.indexOf(group) + 0.5) * step;
+    const name = group => Object.values(group.shown).join(", ") || group.label;
+    const svg = frame(plot.node, { width, height, xTicks: groups.map(group => [group, name(group)]), yTicks, x, y, xTitle: data.axes.join(", "), yTitle: "%" });
+    const layers = parts.map(() => element("g", {}, svg)), bar = Math.min(step * 0.7, 90);
+    for (const group of groups) {
+      let below = 0;
+      parts.forEach((part, index) => {
+        const slots = group.memory[`${part}_slots_mean`], share = 100 * slots / group.memory.total_slots;
+        const box = element("rect", { x: x(group) - bar / 2, y: y(below + share), width: bar, height: y(below) - y(below + share), fill: color(index) }, layers[index]);
+        plot.hover(box, `${group.label}\n${part}: ${show(slots)} slots, ${show(share)} % of the pool`);
+        below += share;
+      });
+    }
+    legend(plot.node, parts, (index, on) => { layers[index].style.display = on ? "" : "none"; });
+  }
+
   const series = JSON.parse(document.getElementById("data").textContent);
   for (const box of document.querySelectorAll(".plots")) {
     const data = series[Number(box.dataset.series)];
@@ -334,6 +362,7 @@
     pareto(box, data);
     planned(box, data);
     quality(box, data);
+    memory(box, data);
     usage(box, data);
     heat(box, data);
   }

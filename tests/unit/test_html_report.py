@@ -1,5 +1,6 @@
 """The HTML report: everything in one file, nothing from outside, and drawn by a real browser where there is one."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -17,7 +18,7 @@ from kvplan.results import PointResult, ResultsFile
 from kvplan.run import run_point
 from kvplan.run_model import LiveModels
 from kvplan.sweep import run_sweep
-from tests.chromium import QUIET_FLAGS, find_chromium, keeping_to
+from tests.chromium import QUIET_FLAGS, a_page, find_chromium, keeping_to
 from tests.unit.test_sweep import Log
 
 PROFILE = """
@@ -140,6 +141,31 @@ def test_a_browser_draws_every_plot(points: list[PointResult], tmp_path: Path) -
     assert drawn.count("<svg") == len(captions)
 
 
+async def test_nothing_is_cut_off_on_paper_or_a_narrow_screen(points: list[PointResult], tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="needs aiohttp, which drives the browser")
+    browser = find_chromium()
+    if browser is None:
+        pytest.skip("needs chromium, which is not installed")
+    file = tmp_path / "report.html"
+    file.write_text(html_page(split_series(points), title="report"))
+    parts = "[...document.querySelectorAll('figure, p, li, table')]"
+    wider = f"{parts}.filter(e => e.getBoundingClientRect().right > innerWidth)"
+    async with a_page(browser, file.as_uri(), tmp_path / "user") as page:
+        for _ in range(100):
+            if await page.evaluate("document.readyState === 'complete' && document.querySelector('svg') !== null"):
+                break
+            await asyncio.sleep(0.1)
+        for media, width, allowed in (("print", 720, set()), ("screen", 400, {"TABLE"})):
+            await page.call("Emulation.setEmulatedMedia", media=media)
+            await page.call(
+                "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+            )
+            found = await page.evaluate(f"{wider}.map(e => e.tagName).join(' ')")
+            # On a screen a wide table is scrolled in its own box; the page itself never is.
+            assert {*found.split()} <= allowed, (media, found)
+            assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), media
+
+
 def test_a_browser_draws_what_only_live_points_have(points: list[PointResult], tmp_path: Path) -> None:
     import msgspec
 
@@ -174,3 +200,18 @@ def test_a_browser_draws_what_only_live_points_have(points: list[PointResult], t
     assert drawn.count("from 16 tokens on: 0.0001 nats") == 6
     assert "from 0 tokens on" not in drawn
     assert "<h3>quality</h3>" in page
+
+
+def test_a_browser_draws_where_the_slots_of_each_allocator_were(tmp_path: Path) -> None:
+    profile = PROFILE.replace("block_size: [4, 8, 16]", "allocator: [contiguous, paged]")
+    (tmp_path / "s.yaml").write_text(profile.replace("  prefix_caching: [true, false]\n", ""))
+    with ResultsFile(tmp_path / "r.db", create=True) as file:
+        points = run_sweep(prepare(load_sweep(str(tmp_path / "s.yaml"))), file, progress=Log())
+    captions, drawn = captions_in_browser(html_page(split_series(points), title="report"), tmp_path)
+
+    assert "where the slots were" in captions
+    first = next(point for point in points if point.settings["allocator"] == "contiguous").planned.memory
+    assert first is not None
+    share = 100 * first.reserved_slots_mean / first.total_slots
+    assert share > 10
+    assert re.search(rf"reserved: [\d,.]+ slots, {float(f'{share:.3g}'):g} % of the pool", drawn)
