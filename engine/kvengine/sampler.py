@@ -119,14 +119,13 @@ def _choose(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
     chosen: list[int] = logits.argmax(dim=-1).tolist()
     drawn = [index for index, row in enumerate(rows) if row.request.sampling.temperature > 0]
     if drawn:
-        for start in range(0, len(drawn), _ROWS_AT_A_TIME):
-            some = drawn[start : start + _ROWS_AT_A_TIME]
-            for index, token in zip(some, _draw_rows(logits[some], [rows[index] for index in some]), strict=True):
-                chosen[index] = token
+        for index, token in zip(drawn, _draw_rows(logits, drawn, [rows[index] for index in drawn]), strict=True):
+            chosen[index] = token
     return chosen
 
 
-def _draw_rows(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
+def _draw_rows(logits: Tensor, places: Sequence[int], rows: Sequence[SampledRow]) -> list[int]:
+    """Draw for those rows of `logits` that are at `places`; `rows` has what they ask for."""
     params, device = [row.request.sampling for row in rows], logits.device
     settings = {
         "temperature": torch.tensor([each.temperature for each in params], device=device),
@@ -137,11 +136,14 @@ def _draw_rows(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
     seeds = [row.request.seed + row.sample_index for row in rows]
     uniform = torch.from_numpy(uniforms(seeds, [row.output_index for row in rows])).to(device)
     kernels = triton_kernels_for(logits)
-    if kernels is None:
-        drawn = draw(kept_weights(logits, **settings), uniform)
-    else:
-        drawn = kernels.sample(logits, **settings, uniform=uniform)
-    tokens: list[int] = drawn.tolist()
+    if kernels is not None:
+        tokens: list[int] = kernels.sample(logits[places], **settings, uniform=uniform).tolist()
+        return tokens
+    tokens = []
+    for start in range(0, len(rows), _ROWS_AT_A_TIME):
+        some = slice(start, start + _ROWS_AT_A_TIME)
+        weights = kept_weights(logits[places[some]], **{name: values[some] for name, values in settings.items()})
+        tokens += draw(weights, uniform[some]).tolist()
     return tokens
 
 

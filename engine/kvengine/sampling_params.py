@@ -1,7 +1,6 @@
 """How a request's output tokens are chosen, and when they end."""
 
 from dataclasses import dataclass
-from math import inf
 from sys import float_info
 
 from kvengine.errors import ConfigError
@@ -12,7 +11,7 @@ MAX_LOGPROBS = 1000
 _ABOVE_0 = float_info.min
 _RANGES = (
     ("temperature", 0, 100, "from 0 to 100"),
-    ("top_k", 0, inf, "0 for all, or at least 1"),
+    ("top_k", 0, 2**31 - 1, "from 0, which keeps all, to 2147483647"),
     ("top_p", _ABOVE_0, 1, "above 0 and up to 1"),
     ("min_p", 0, 1, "from 0 to 1"),
     ("repetition_penalty", _ABOVE_0, 100, "above 0 and up to 100"),

@@ -10,7 +10,7 @@ from tests.builders import a_request
     [
         ({"temperature": -0.1}, "sampling: temperature: expected from 0 to 100, got -0.1"),
         ({"temperature": float("nan")}, "sampling: temperature: expected from 0 to 100, got nan"),
-        ({"top_k": -1}, "sampling: top_k: expected 0 for all, or at least 1, got -1"),
+        ({"top_k": -1}, "sampling: top_k: expected from 0, which keeps all, to 2147483647, got -1"),
         ({"top_p": 0.0}, "sampling: top_p: expected above 0 and up to 1, got 0.0"),
         ({"top_p": 1.01}, "sampling: top_p: expected above 0 and up to 1, got 1.01"),
         ({"min_p": 1.5}, "sampling: min_p: expected from 0 to 1, got 1.5"),
