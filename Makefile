@@ -15,7 +15,7 @@ run: $(STAMP)
 	@$(BIN)/kvplan sweep profiles/sweeps/block-size.yaml
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: format-check lint types layers generated test
 
