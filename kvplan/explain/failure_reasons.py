@@ -69,12 +69,13 @@ def _too_long(reading: EngineReading, error: ErrorReading) -> str:
 
 def _too_little_free(reading: EngineReading) -> str:
     total, free, budget = (reading.smallest(name) for name in ("total_gib", "free_at_start_gib", "budget_gib"))
-    if total is None or free is None or budget is None:
+    if total is None or free is None or budget is None or free.value > total.value:
         return "Less of the card is free than the utilization asks for."
-    share = int(100 * free.value / total.value) / 100 if total.value > 0 else 0
+    share = reading.share_free_at_start()
+    less = f", or ask for at most {share:.2f}" if share else ""
     return (
         f"{total.value - free.value:.2f} GiB of the card were taken before the engine started: {free.text} GiB are free"
-        f" and {budget.text} GiB are asked for. Free that memory, or ask for at most {share:.2f}."
+        f" and {budget.text} GiB are asked for. Free that memory{less}."
     )
 
 

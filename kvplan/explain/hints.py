@@ -1,9 +1,11 @@
 """What to change, from the log's own figures; each hint is a setting and what it would do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kvplan.explain.findings import SGLANG
+from kvplan.explain.outcome import ErrorReading
 from kvplan.explain.reading import EngineReading
 from kvplan.explain.sglang_reasons import token_pool
 
@@ -26,38 +28,58 @@ def find_hints(reading: EngineReading) -> list[Hint]:
 
 def _vllm_hints(reading: EngineReading) -> Iterator[Hint]:
     error = reading.error
-    kind = error.kind if error else ""
-    if error is not None and kind == "max_len_exceeds_pool":
-        fits = error.figures.get("estimated_max_model_len") or error.figures.get("max_kv_tokens")
-        if fits:
-            yield Hint(option=f"--max-model-len {fits}", effect="the longest request that fits this pool")
-        needed, available = error.figures.get("needed_kv_gib"), error.figures.get("available_kv_gib")
-        if needed is not None and available is not None:
-            yield from _more_utilization(reading, needed - available)
-        yield from _smaller_cache(reading)
-    elif kind == "free_memory_below_budget":
-        total, free = reading.smallest("total_gib"), reading.smallest("free_at_start_gib")
-        if total is not None and free is not None:
-            fraction = int(100 * free.value / total.value) / 100
-            yield Hint(
-                option=f"--gpu-memory-utilization {fraction:.2f}", effect="the share of the card that is free now"
-            )
-        yield Hint(option="nvidia-smi", effect="names the processes that hold the rest")
-    elif kind == "no_kv_memory":
-        missing = (error.figures.get("available_kv_gib") if error else None) or 0
-        yield from _more_utilization(reading, -min(missing, 0))
-        yield Hint(option="--max-num-batched-tokens, --max-num-seqs", effect="smaller steps lower the activation peak")
-        yield Hint(option="--tensor-parallel-size", effect="fewer weights on each card")
-    elif kind == "state_blocks_below_max_num_seqs":
-        blocks = reading.value("num_gpu_blocks")
-        yield Hint(option=f"--max-num-seqs {blocks}", effect="as many sequences as there are state blocks")
-    elif kind == "out_of_memory" or (error is not None and error.after_pool):
+    if error is None:
+        yield from _more_capacity(reading)
+    elif error.kind in _VLLM_HINTS:
+        yield from _VLLM_HINTS[error.kind](reading, error)
+    elif error.kind == "out_of_memory" or error.after_pool:
         yield Hint(
             option="--gpu-memory-utilization (lower)", effect="leaves graphs and warm-up more room beside the pool"
         )
         yield Hint(option="--enforce-eager", effect="no CUDA graphs")
     else:
         yield from _more_capacity(reading)
+
+
+def _for_a_long_request(reading: EngineReading, error: ErrorReading) -> Iterator[Hint]:
+    fits = error.figures.get("estimated_max_model_len") or error.figures.get("max_kv_tokens")
+    if fits:
+        yield Hint(option=f"--max-model-len {fits}", effect="the longest request that fits this pool")
+    needed, available = error.figures.get("needed_kv_gib"), error.figures.get("available_kv_gib")
+    if needed is not None and available is not None:
+        yield from _more_utilization(reading, needed - available)
+    yield from _smaller_cache(reading)
+
+
+def _for_a_card_in_use(reading: EngineReading, _error: ErrorReading) -> Iterator[Hint]:
+    share = reading.share_free_at_start()
+    if share:
+        yield Hint(option=f"--gpu-memory-utilization {share:.2f}", effect="the share of the card that is free now")
+    yield Hint(option="nvidia-smi", effect="names the processes that hold the rest")
+
+
+def _for_no_kv_memory(reading: EngineReading, error: ErrorReading) -> Iterator[Hint]:
+    missing = error.figures.get("available_kv_gib") or 0
+    yield from _more_utilization(reading, -min(missing, 0))
+    yield Hint(option="--max-num-batched-tokens, --max-num-seqs", effect="smaller steps lower the activation peak")
+    yield Hint(option="--tensor-parallel-size", effect="fewer weights on each card")
+
+
+def _for_few_state_blocks(reading: EngineReading, _error: ErrorReading) -> Iterator[Hint]:
+    blocks = reading.value("num_gpu_blocks")
+    if blocks:
+        yield Hint(option=f"--max-num-seqs {blocks}", effect="as many sequences as there are state blocks")
+
+
+_VLLM_HINTS: Mapping[str, Callable[[EngineReading, ErrorReading], Iterator[Hint]]] = MappingProxyType(
+    {
+        "max_len_exceeds_pool": _for_a_long_request,
+        "free_memory_below_budget": _for_a_card_in_use,
+        "no_kv_memory": _for_no_kv_memory,
+        "state_blocks_below_max_num_seqs": _for_few_state_blocks,
+    }
+)
+"""What helps after an error of that kind."""
 
 
 def _more_capacity(reading: EngineReading) -> Iterator[Hint]:

@@ -84,6 +84,13 @@ class EngineReading:
         """The first figure of the first of these names that the log has."""
         return next((figure for name in names for figure in self.all(name)), None)
 
+    def share_free_at_start(self) -> float | None:
+        """The share of the fullest card that was free, in whole hundredths; None where the log leaves it open."""
+        total, free = self.smallest("total_gib"), self.smallest("free_at_start_gib")
+        if total is None or free is None or not 0 < free.value <= total.value:
+            return None
+        return int(100 * free.value / total.value) / 100
+
     def beside(self, name: str, figure: Figure) -> Figure | None:
         """The figure of that name in the same line."""
         return next((other for other in self.all(name) if other.line == figure.line), None)

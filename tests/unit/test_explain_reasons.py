@@ -273,3 +273,21 @@ def test_a_wrong_reading_fails_its_log(tmp_path: Any) -> None:
 def test_a_folder_without_readings_is_refused(tmp_path: Any) -> None:
     with pytest.raises(OracleInputError, match="no readings"):
         list(logs.check(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("there", "share"),
+    [("31.44/47.38", "0.66"), ("0.00/0.00", None), ("0.00/47.38", None), ("0.20/47.38", None), ("50.00/47.38", None)],
+)
+def test_a_card_in_use_is_told_a_share_only_where_one_would_start(there: str, share: str | None) -> None:
+    # 31.44 / 47.38 = 0.6636
+    log = core(
+        f"Free memory on device ({there} GiB) on startup is less than desired GPU memory utilization (0.95, 45.01 GiB)."
+    )
+    engine = explain(log.encode(), where="start.log")["engines"][0]
+
+    options = [hint["option"] for hint in engine["hints"]]
+    assert options == ([f"--gpu-memory-utilization {share}"] if share else []) + ["nvidia-smi"]
+    said = " ".join(reason["text"] for reason in engine["reasons"])
+    assert ("or ask for at most" in said) is (share is not None)
+    assert "-" not in said
