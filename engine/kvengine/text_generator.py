@@ -129,6 +129,7 @@ class TextGenerator:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         request_id: str | None = None,
+        time_limit_s: float | None = None,
         on_delta: OnDelta | None = None,
     ) -> RequestId:
         """Queue a prompt; it is served by the calls of `step`.
@@ -139,6 +140,7 @@ class TextGenerator:
             stop: Strings that end an output. None is looked for in the text of its first `min_tokens` tokens.
             ignore_eos: Whether the model's end-of-sequence tokens are tokens like any other.
             request_id: Its id; a number if not given.
+            time_limit_s: Seconds from now after which its outputs are ended.
             on_delta: Called after each step that added to an output of it; it may call `abort`.
 
         Returns:
@@ -154,7 +156,9 @@ class TextGenerator:
             sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._eos_token_ids)
         tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         name = RequestId(next(self._free_names()) if request_id is None else request_id)
-        request = Request(name, tokens, sampling, arrival_s=self.engine.now_s())
+        now_s = self.engine.now_s()
+        deadline_s = None if time_limit_s is None else now_s + time_limit_s
+        request = Request(name, tokens, sampling, arrival_s=now_s, deadline_s=deadline_s)
         self.engine.add_request(request)
         family = self._families[name] = _Family(tokens, tuple(stop), on_delta, [])
         self._add_member(family, request)
@@ -167,7 +171,6 @@ class TextGenerator:
             CapacityError: What is left can never be scheduled.
         """
         result = self.engine.step()
-        self.engine.raise_if_stalled()
         for request in result.forked:
             if request.parent_id in self._open:
                 self._add_member(self._open[request.parent_id][0], request)
@@ -177,6 +180,7 @@ class TextGenerator:
         for request in result.expired:
             if request.request_id in self._open:
                 self._end(*self._open[request.request_id], FinishReason.DEADLINE)
+        self.engine.raise_if_stalled()
         completed, self._left_over = self._left_over, []
         return completed + self._take_completed(list(self._families))
 

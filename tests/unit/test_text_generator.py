@@ -40,7 +40,12 @@ def a_tokenizer() -> Tokenizer:
 
 
 def a_generator(
-    model: Decoder, *, eos: Sequence[int] = (), num_blocks: int = 60, drafter: PromptLookup | None = None
+    model: Decoder,
+    *,
+    eos: Sequence[int] = (),
+    num_blocks: int = 60,
+    drafter: PromptLookup | None = None,
+    clock: VirtualClock | None = None,
 ) -> TextGenerator:
     config = EngineConfig(
         kv_cache=model.config.kv_cache_spec(KVDtype.FLOAT32, 4),
@@ -48,7 +53,7 @@ def a_generator(
         enable_prefix_caching=False,
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64),
     )
-    engine = Engine(config, TorchRunner(model, config), clock=VirtualClock(), debug=True, drafter=drafter)
+    engine = Engine(config, TorchRunner(model, config), clock=clock or VirtualClock(), debug=True, drafter=drafter)
     return TextGenerator(engine, a_tokenizer(), eos_token_ids=frozenset(eos))
 
 
@@ -142,6 +147,24 @@ def test_an_abort_from_within_a_callback_leaves_what_was_there(model: Decoder) -
     rest = [done for _ in range(30) if generator.has_unfinished for done in generator.step()]
     assert [done.request_id for done in rest] == [other]
     assert len(rest[0].text) == 20
+
+
+def test_outputs_whose_time_is_up_are_ended_with_what_is_there(model: Decoder) -> None:
+    clock = VirtualClock()
+    generator = a_generator(model, clock=clock)
+    generator.submit("hello", SamplingParams(max_tokens=20, n=2), time_limit_s=3.0)
+    done = []
+    while generator.has_unfinished:
+        done += generator.step()
+        clock.advance(1.0)
+
+    # Steps begin at 0, 1 and 2 s; the one at 3 s ends both.
+    (completion,) = done
+    assert [(len(output.text), output.finish_reason) for output in completion.outputs] == [
+        (3, FinishReason.DEADLINE),
+        (3, FinishReason.DEADLINE),
+    ]
+    assert generator.engine.stats.expired == 2
 
 
 def test_prompts_that_others_submitted_are_returned_by_the_next_step(model: Decoder) -> None:
