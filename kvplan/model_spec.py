@@ -13,6 +13,7 @@ from typing import Any
 
 from kvengine.errors import ConfigError
 from kvengine.spec import KVCacheSpec, KVDtype
+from kvengine.units import format_bytes
 from kvplan.checkpoint import StoredWeights, read_stored_weights
 from kvplan.kv_layout.layers import AttentionKind, kv_heads_per_rank
 from kvplan.loading import FileSchema, did_you_mean, load_json_object, load_yaml
@@ -259,7 +260,15 @@ def model_from_folder(
     stored = read_stored_weights(
         folder, float_width=None if model.quantization else plain_width, may_lack_files=may_lack_files
     )
-    return replace(model, stored_weights=stored)
+    return replace(model, stored_weights=stored, notes=(*model.notes, *_notes_on_size(model, stored)))
+
+
+def _notes_on_size(model: ModelSpec, stored: StoredWeights | None) -> tuple[str, ...]:
+    """Say that weight files cannot be the whole model: fewer bits than parameters."""
+    if stored is None or model.weights is None or stored.stored_bytes * 8 >= model.weights.parameters:
+        return ()
+    size, parameters = format_bytes(stored.stored_bytes), model.weights.parameters
+    return (f"its weights are counted as {size}, by {stored.source}: too few for its {parameters:,} parameters",)
 
 
 def _with_outside_quantization(model: ModelSpec, folder: Path) -> ModelSpec:

@@ -1,11 +1,12 @@
 """`kvplan budget`: the KV budget of a model on a GPU."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvengine.errors import ConfigError
-from kvplan.cli.budget_options import BudgetOptions
+from kvplan.cli.budget_options import MATRIX_OPTIONS, BudgetOptions, read_matrix
 from kvplan.cli.options import FormatOption, JsonOption, read_counts
 from kvplan.cli.output import Format, chosen_format, print_note
 
@@ -245,7 +246,9 @@ def budget(
     )
     options = typed if from_command is None else typed.over(_launched(from_command))
     if matrix:
-        _show_matrix(options, matrix, chosen_format(output_format, as_json))
+        axes = read_matrix(matrix)
+        _check_beside_matrix(typed, axes, block_sizes=block_sizes, strict=strict)
+        _show_matrix(options, axes, chosen_format(output_format, as_json))
         return
     _show_plan(options, read_counts("--block-sizes", block_sizes), chosen_format(output_format, as_json), strict=strict)
 
@@ -286,17 +289,31 @@ def _show_plan(options: BudgetOptions, compared: tuple[int, ...], output_format:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _show_matrix(options: BudgetOptions, entries: list[str], output_format: Format) -> None:
+def _check_beside_matrix(
+    typed: BudgetOptions, axes: Mapping[str, tuple[str, ...]], *, block_sizes: str | None, strict: bool
+) -> None:
+    """Refuse what a table of plans would pass over."""
+    twice = next((option for option in axes if getattr(typed, MATRIX_OPTIONS[option]) is not None), None)
+    if twice is not None:
+        raise ConfigError(f"{twice} is said beside it too", where="--matrix", hint="say it in one of the two places")
+    if block_sizes is not None:
+        raise ConfigError(
+            "a table of plans has no room for it", where="--block-sizes", hint=f"--matrix block-size={block_sizes}"
+        )
+    if strict:
+        raise ConfigError("a table of plans has no verdict of its own", where="--strict", hint="leave --strict out")
+
+
+def _show_matrix(options: BudgetOptions, axes: dict[str, tuple[str, ...]], output_format: Format) -> None:
     """Show a table of plans; it is done when all are worked out, whether they fit or not."""
     from dataclasses import replace
 
     from kvplan.cli.budget_inputs import read_inputs
-    from kvplan.cli.budget_options import MATRIX_OPTIONS, read_matrix
     from kvplan.cli.calibrations import read_calibrations, with_calibrations
     from kvplan.cli.matrix_view import show_matrix
     from kvplan.matrix import matrix_document
 
-    axes, found = read_matrix(entries), read_calibrations(options)
+    found = read_calibrations(options)
 
     def inputs_of(chosen: dict[str, str]) -> "PlanInputs":
         fields: dict[str, Any] = {MATRIX_OPTIONS[option]: value for option, value in chosen.items()}

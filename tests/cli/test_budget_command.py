@@ -647,3 +647,38 @@ def test_a_larger_card_is_one_of_the_same_vendor_with_memory_of_its_own(budget: 
     document = in_json(budget, "deepseek-r1 --gpu h100-sxm --tp 8", code=1)
 
     assert [hint["option"] for hint in document["hints"] if "--gpu " in hint["option"]] == ["--gpu h200"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--tp 2 --matrix tp=1,2", "--matrix: tp is said beside it too"),
+        ("--matrix tp=1,2 --block-sizes 16,32", "--block-sizes: a table of plans has no room for it"),
+        ("--matrix tp=1,2 --strict", "--strict: a table of plans has no verdict of its own"),
+    ],
+)
+def test_nothing_that_is_typed_is_passed_over_by_a_matrix(budget: Budget, words: str, line: str) -> None:
+    done = budget(f"llama-3.1-8b --gpu h100 {words}")
+
+    assert (done.code, done.stdout, done.stderr.splitlines()[0]) == (2, "", f"error: {line}")
+
+
+def test_a_matrix_may_vary_what_a_launch_line_says(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "vllm serve llama-3.1-8b --tensor-parallel-size 4"
+
+    done = run_kvplan(capsys, "budget", "--gpu", "l4", "--from-command", line, "--matrix", "tp=1,2", "--json")
+
+    assert [plan["gpus"] for plan in done.document["plans"]] == [1, 2]
+
+
+def test_weight_files_that_cannot_be_the_whole_model_are_noted(budget: Budget, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 100, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    index = tmp_path / "model.safetensors.index.json"
+    # Two tables of 6,400; in each layer 12,288 of attention, 18,432 of the MLP and 128 of norms; 64 of the last norm:
+    # 74,560, which are 9,320 bytes of a bit each.
+    for size, note in ((9_319, True), (9_320, False)):
+        index.write_text(json.dumps({"metadata": {"total_size": size}}))
+        stderr = budget(f"{tmp_path} --gpu l4 --max-model-len 128").stderr
+        assert ("too few for its 74,560 parameters" in stderr) is note
