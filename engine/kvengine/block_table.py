@@ -6,12 +6,13 @@ table [7, 2]       block 7 | block 2
 slot              28 . . 31 8 . 10      slot = block_id * block_size + offset
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvengine.block_pool import BlockId
+from kvengine.block_pool import NULL_BLOCK, BlockId
+from kvengine.request import RequestId
 
 PAD_SLOT = -1
 """The slot of a token that is kept elsewhere: nothing is stored for it here."""
@@ -63,6 +64,27 @@ class RequestBlocks:
         self.quiet_until = 0
         self.num_covered = 0
         self.junction = junction
+
+
+def count_owners(held_by: Mapping[RequestId, RequestBlocks], num_blocks: int) -> list[int]:
+    """In how many tables each block of a pool is.
+
+    Raises:
+        AssertionError: A table cannot be right, whatever the pool says.
+    """
+    owners = [0] * num_blocks
+    for request_id, held in held_by.items():
+        blocks = [block for table in held.tables for block in table.block_ids if block != NULL_BLOCK]
+        unknown = [block for block in blocks if not 0 < block < num_blocks]
+        assert not unknown, f"{request_id} holds blocks {unknown}, which do not exist"
+        assert len(set(blocks)) == len(blocks), f"{request_id} holds a block twice: {blocks}"
+        for table in held.tables:
+            assert table.num_cached_blocks <= len(table.block_ids), f"{request_id} cached more than it holds"
+            is_looked_at = table.shared_tail is None or held.quiet_until == 0
+            assert is_looked_at, f"{request_id} would write to a block that others share without looking at it"
+        for block in blocks:
+            owners[block] += 1
+    return owners
 
 
 def slot_of(block_ids: Sequence[int], position: int, block_size: int) -> int:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from kvengine.allocators.memory_use import MemoryUse
 from kvengine.allocators.paged_use import paged_use
-from kvengine.block_pool import NULL_BLOCK, BlockId, BlockPool
-from kvengine.block_table import RequestBlocks
+from kvengine.block_pool import BlockId, BlockPool
+from kvengine.block_table import RequestBlocks, count_owners
 from kvengine.config import EngineConfig, PreemptionMode
 from kvengine.errors import CapacityError
 from kvengine.eviction_policies import EvictionPolicy, usage_queue
@@ -410,18 +410,7 @@ class KVCacheManager:
         self._pool.check_invariants()
         self._cache.check_invariants()
         self._pins.check_invariants()
-        owners = [0] * self._pool.num_blocks
-        for request_id, held in self._held.items():
-            blocks = [block for table in held.tables for block in table.block_ids if block != NULL_BLOCK]
-            unknown = [block for block in blocks if not 0 < block < self._pool.num_blocks]
-            assert not unknown, f"{request_id} holds blocks {unknown}, which do not exist"
-            assert len(set(blocks)) == len(blocks), f"{request_id} holds a block twice: {blocks}"
-            for table in held.tables:
-                assert table.num_cached_blocks <= len(table.block_ids), f"{request_id} cached more than it holds"
-                is_looked_at = table.shared_tail is None or held.quiet_until == 0
-                assert is_looked_at, f"{request_id} would write to a block that others share without looking at it"
-            for block in blocks:
-                owners[block] += 1
+        owners = count_owners(self._held, self._pool.num_blocks)
         if self._swap is not None:
             self._swap.check_invariants()
             for block in self._swap.held_blocks():
