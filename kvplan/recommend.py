@@ -99,7 +99,7 @@ def _preemptions_beside(base: PointGroup, best: PointGroup) -> str:
     before, after = base.values(PREEMPTIONS), best.values(PREEMPTIONS)
     if not before or not after or fmean(before.values()) == fmean(after.values()):
         return ""
-    return f", with {fmean(after.values()):,.4g} preemptions instead of {fmean(before.values()):,.4g}"
+    return f", preemptions: {fmean(after.values()):,.4g} instead of {fmean(before.values()):,.4g}"
 
 
 def _other_differences(groups: Sequence[PointGroup], metric: Metric) -> list[str]:

@@ -258,22 +258,27 @@ def _facts(points: Sequence[PointResult]) -> str:
 
 
 def _memory_notes(points: Sequence[PointResult]) -> list[str]:
-    """What the device really gave, beside what was planned; once where the points have it in common."""
-    notes: dict[tuple[str, str], str] = {}
+    """What the device really gave, beside what was planned; once for all points that have it in common."""
+    notes: dict[tuple[str, str], list[str]] = {}
     for point in points:
         planned, measured = point.planned, point.measured
         if measured is None or measured.weight_bytes is None or measured.kv_cache_bytes is None:
             continue
         weights = _planned_and_held(planned.weight_bytes, measured.weight_bytes)
         pool = _planned_and_held(planned.kv_cache_bytes, measured.kv_cache_bytes)
-        notes.setdefault((weights, pool), point.label)
+        labels = notes.setdefault((weights, pool), [])
+        if point.label not in labels:
+            labels.append(point.label)
     return [
-        f"memory{f' of {label}' if label and len(notes) > 1 else ''}: weights {weights}; blocks {pool}"
-        for (weights, pool), label in notes.items()
+        f"memory{' of ' + ', '.join(labels) if any(labels) and len(notes) > 1 else ''}: weights {weights}; blocks {pool}"
+        for (weights, pool), labels in notes.items()
     ]
 
 
 def _planned_and_held(planned: int | None, held: int) -> str:
+    """`as planned`, where it is so: the sizes of pools that differ are in the table as blocks."""
+    if planned == held:
+        return "as planned"
     return f"{UNKNOWN if planned is None else format_bytes(planned)} planned, {format_bytes(held)} held"
 
 

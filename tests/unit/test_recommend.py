@@ -48,7 +48,7 @@ def test_the_best_point_is_named_with_its_gain_its_margin_and_its_preemptions() 
     )
 
     assert said == (
-        "block_size=32: +6.0 % ± 2.5 output throughput against block_size=16, with 12 preemptions instead of 10;"
+        "block_size=32: +6.0 % ± 2.5 output throughput against block_size=16, preemptions: 12 instead of 10;"
         " measured 3 times a point, 95 % intervals."
     )
 
