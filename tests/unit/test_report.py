@@ -67,6 +67,22 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
     assert "block_size=64: does not fit: needs 8 blocks" in table.notes
 
 
+def test_memory_is_told_once_for_all_points_that_have_it_in_common() -> None:
+    def point(block_size: int, weight_bytes: int, pool_bytes: int) -> PointResult:
+        planned = msgspec.structs.replace(PLANNED, weight_bytes=2**20, kv_cache_bytes=2**22 * block_size)
+        measured = msgspec.structs.replace(MEASURED, weight_bytes=weight_bytes, kv_cache_bytes=pool_bytes)
+        return a_point(block_size, planned=planned, measured=measured)
+
+    as_planned = [point(8, 2**21, 2**25), point(16, 2**21, 2**26)]
+    other = point(32, 2**21, 2**26)
+
+    assert "memory: weights 1.00 MiB planned, 2.00 MiB held; blocks as planned" in report_table(as_planned).notes
+    notes = report_table([*as_planned, other]).notes
+    weights = "weights 1.00 MiB planned, 2.00 MiB held"
+    assert f"memory of block_size=8, block_size=16: {weights}; blocks as planned" in notes
+    assert f"memory of block_size=32: {weights}; blocks 128.00 MiB planned, 64.00 MiB held" in notes
+
+
 def test_outputs_that_ended_early_are_said_to_have() -> None:
     measured = msgspec.structs.replace(MEASURED, output_tokens=512)
 
