@@ -269,8 +269,9 @@ def _memory_notes(points: Sequence[PointResult]) -> list[str]:
         labels = notes.setdefault((weights, pool), [])
         if point.label not in labels:
             labels.append(point.label)
+    differs = len(notes) > 1
     return [
-        f"memory{' of ' + ', '.join(labels) if any(labels) and len(notes) > 1 else ''}: weights {weights}; blocks {pool}"
+        f"memory{' of ' + ', '.join(labels) if differs and any(labels) else ''}: weights {weights}; blocks {pool}"
         for (weights, pool), labels in notes.items()
     ]
 
