@@ -1,151 +1,162 @@
 """`python -m benchmarks.gpu [PART ...] [--out FILE]`: everything that only a GPU can say, in under five minutes.
 
-Parts, all by default: `correctness` (every kernel against its float64 reference, bfloat16 and fp8 among the types),
-`bandwidth` (a copy inside the card's memory), `attention` (decode and prefill against that bandwidth, over batches,
+Parts, all by default: `bandwidth` (a copy inside the card's memory), `correctness` (every kernel against its float64
+reference, bfloat16 and fp8 among the types), `attention` (decode and prefill against that bandwidth, over batches,
 contexts, block sizes, layouts and fp8, with torch and, where installed, FlashInfer beside them), `engine` (tokens/s of
 a Llama-3.1-8B with random weights against the memory's roofline), `pool` (block sizes in a pool that is too small).
 
-Writes one JSON document with device, driver, versions and date to FILE, or to stdout; what it is at goes to stderr.
-Exit 3 without a CUDA device, 1 if a kernel is wrong.
+Each part is a process of its own, with its own share of the time: what fails or takes too long costs the others
+nothing. Writes one JSON document with device, driver, versions and date to FILE, or to stdout; what it is at goes to
+stderr.
+`gpu_profile` in it is a profile of the card as `profiles/gpus` has them. `--dry-run` goes through all of it on the CPU,
+on tiny sizes under Triton's interpreter, and says so in the document: its figures mean nothing.
+
+Exit 3 without a CUDA device, 1 if a kernel is wrong or a part failed.
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.measure import machine
-from benchmarks.on_gpu.memory import copy_bytes_per_s
-from kvengine.spec import KVDtype
+from benchmarks.on_gpu.parts import PARTS, Task
+from benchmarks.on_gpu.sizes import CARD, DRY
 
-PARTS = ("correctness", "bandwidth", "attention", "engine", "pool")
-COPY_BYTES = 2 * 2**30
-BATCHES = (1, 4, 16, 64, 256)
-CONTEXTS = (128, 1024, 4096, 32768)
-BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
-CHUNKS = (256, 2048, 8192)
-ENGINE_BATCHES = (1, 16, 64, 256)
-_FREE_SHARE = 0.8
-"""Of the free memory, what one measurement may take: keys and values are made in 16 bits before they become fp8."""
+_GRACE_S = 15
+"""What a part may take beyond its time before it is ended: its last measurement, and writing."""
+_DRY_SECONDS = 600
 
 
 def main() -> int:
-    """Measure and write."""
+    """Measure and write, or run one part for the process that does."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of: {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, help="the JSON document; stdout by default")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU: that all of it runs")
+    parser.add_argument("--as-part", nargs=2, metavar=("SECONDS", "BANDWIDTH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = sorted(set(options.parts) - set(PARTS))
     if unknown:
         print(f"error: unknown part {unknown[0]!r}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
-    if not torch.cuda.is_available():
+    if not options.dry_run and not torch.cuda.is_available():
         print("error: torch sees no CUDA device, so there is nothing to measure", file=sys.stderr)
         return 3
-    document = measure(options.parts or PARTS, torch.device("cuda"))
+    if options.as_part is not None:
+        seconds, copy = map(float, options.as_part)
+        json.dump(run_part(options.parts[0], seconds, copy or None, dry_run=options.dry_run), sys.stdout)
+        return 0
+    document = measure(options.parts or list(PARTS), dry_run=options.dry_run)
     text = json.dumps(document, indent=1)
     if options.out is None:
         print(text)
     else:
         options.out.write_text(text + "\n")
-    return 1 if any(outcome != "ok" for outcome in document.get("correctness", {}).values()) else 0
+    wrong = [name for name, outcome in document.get("correctness", {}).items() if not _is_fine(outcome)]
+    return 1 if wrong or any(part["outcome"] != "ok" for part in document["parts"].values()) else 0
 
 
-def measure(parts: Sequence[str], device: torch.device) -> dict[str, Any]:
-    """Run the parts in order; later ones use the bandwidth that an earlier one measured."""
-    document: dict[str, Any] = {"schema": "kvplan.gpu/1", "machine": about(device)}
-    copy = timed("bandwidth", lambda: copy_bytes_per_s(device, size_bytes=COPY_BYTES), document)
-    document["copy_bytes_per_s"] = copy
-    if "correctness" in parts:
-        document["correctness"] = timed("correctness", lambda: correctness(device), document)
-    if "attention" in parts:
-        document["attention"] = timed("attention", lambda: attention(device), document)
-    if "engine" in parts or "pool" in parts:
-        document |= timed("engine and pool", lambda: engine(parts, copy), document)
+def run_part(name: str, seconds: float, copy: float | None, *, dry_run: bool) -> dict[str, Any]:
+    """Run one part in this process; what it found, by keys of the document."""
+    end = time.monotonic() + seconds
+    task = Task(
+        sizes=DRY if dry_run else CARD,
+        device=torch.device("cpu" if dry_run else "cuda"),
+        copy_bytes_per_s=copy,
+        seconds_left=lambda: end - time.monotonic(),
+    )
+    return PARTS[name][0](task)
+
+
+def measure(parts: Sequence[str], *, dry_run: bool) -> dict[str, Any]:
+    """Run the parts one after the other; the bandwidth is measured in any case, as others are held against it."""
+    document: dict[str, Any] = {"schema": "kvplan.gpu/1", "dry_run": dry_run, "machine": about(dry_run=dry_run)}
+    document["parts"] = {}
+    for name in PARTS:
+        if name in parts or name == "bandwidth":
+            document |= in_a_process(name, document, dry_run=dry_run)
+    if not dry_run:
+        document["gpu_profile"] = gpu_profile(document)
     return document
 
 
-def timed(name: str, part: Callable[[], Any], document: dict[str, Any]) -> Any:
-    """Run a part, and note how long it took."""
-    print(f"{name} ...", file=sys.stderr, flush=True)
+def in_a_process(name: str, document: dict[str, Any], *, dry_run: bool) -> dict[str, Any]:
+    """Run a part, note in the document how it went, and return what it found."""
+    seconds = _DRY_SECONDS if dry_run else PARTS[name][1]
+    copy = document.get("copy_bytes_per_s") or 0.0
+    command = [sys.executable, "-m", "benchmarks.gpu", name, "--as-part", str(seconds), str(copy)]
+    environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if dry_run else {})}
+    print(f"{name}: {seconds:g} s at most", file=sys.stderr, flush=True)
     start = time.perf_counter()
-    result = part()
-    document.setdefault("part_seconds", {})[name] = time.perf_counter() - start
-    return result
+    found: dict[str, Any] = {}
+    try:
+        done = subprocess.run(
+            [*command, *(["--dry-run"] if dry_run else [])],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds + _GRACE_S,
+        )
+    except subprocess.TimeoutExpired:
+        outcome = f"ended after {seconds + _GRACE_S:g} s"
+    else:
+        last_error = (done.stderr.strip().splitlines() or [""])[-1]
+        outcome = "ok" if done.returncode == 0 else f"failed with {done.returncode}: {last_error}"
+        if done.returncode == 0:
+            found = json.loads(done.stdout)
+    document["parts"][name] = {"outcome": outcome, "seconds": time.perf_counter() - start}
+    print(f"{name}: {outcome}", file=sys.stderr, flush=True)
+    return found
 
 
-def about(device: torch.device) -> dict[str, str]:
+def about(*, dry_run: bool) -> dict[str, str]:
     """Device, driver, versions and date: without them a figure is worth nothing."""
+    versions = {**machine(("torch", "triton")), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    if dry_run:
+        return {**versions, "gpu": "none: a dry run on the CPU, whose figures mean nothing"}
     from kvplan.probe import read_machine
 
-    properties = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(0)
     return {
-        **machine(("torch", "triton")),
+        **versions,
         "gpu": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
         "memory_bytes": str(properties.total_memory),
         "driver": read_machine().driver_version,
         "cuda": str(torch.version.cuda),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 
-def correctness(device: torch.device) -> dict[str, str]:
-    """Run every case of the kernel tests on the device; "ok", or what differed."""
-    from tests.differential.kernel_cases.__main__ import outcome
-    from tests.differential.kernel_cases.all import CASES
+def gpu_profile(document: dict[str, Any]) -> dict[str, Any]:
+    """Say what was learned about the card in the form of a GPU profile."""
+    about_it = document["machine"]
+    source = f"python -m benchmarks.gpu, {about_it['date']}, driver {about_it['driver']}"
+    profile: dict[str, Any] = {
+        "name": about_it["gpu"],
+        "vendor": "NVIDIA",
+        "process_memory_mib": {
+            "value": int(about_it["memory_bytes"]) // 2**20,
+            "source": f"total_memory of torch's device properties; {source}",
+        },
+        "compute_capability": about_it["capability"],
+    }
+    copy = document.get("copy_bytes_per_s")
+    if copy is not None:
+        profile["bandwidth_gb_per_s"] = {"value": copy / 1e9, "source": f"measured: bytes a copy moves; {source}"}
+    return profile
 
-    return {name: outcome(case, device.type) for name, case in CASES.items()}
 
-
-def attention(device: torch.device) -> list[dict[str, Any]]:
-    """Time the attention kernels."""
-    from benchmarks.on_gpu.attention import attention_figures, decode_shapes
-
-    def free_bytes() -> int:
-        torch.cuda.empty_cache()
-        return int(_FREE_SHARE * torch.cuda.mem_get_info(device)[0])
-
-    shapes = decode_shapes(batches=BATCHES, contexts=CONTEXTS, block_sizes=BLOCK_SIZES)
-    return [asdict(figure) for figure in attention_figures(shapes, device, free_bytes, chunks=CHUNKS)]
-
-
-def engine(parts: Sequence[str], copy: float) -> dict[str, Any]:
-    """Time the whole engine on one random model, which both parts share."""
-    from benchmarks.on_gpu.engine import engine_figure, pool_figures
-    from benchmarks.on_gpu.random_model import LLAMA_3_1_8B
-    from kvengine.torch_runner import random_model
-
-    model = random_model(LLAMA_3_1_8B, dtype=KVDtype.BFLOAT16, device="cuda")
-    results: dict[str, Any] = {}
-    if "engine" in parts:
-        results["engine"] = [
-            asdict(
-                engine_figure(
-                    model, KVDtype.BFLOAT16, batch=batch, prompt_tokens=128, output_tokens=64, copy_bytes_per_s=copy
-                )
-            )
-            for batch in ENGINE_BATCHES
-        ]
-    if "pool" in parts:
-        # 48 requests of 384 tokens want 18,432: twice the pool.
-        figures = pool_figures(
-            model,
-            KVDtype.BFLOAT16,
-            block_sizes=BLOCK_SIZES,
-            pool_tokens=9216,
-            requests=48,
-            prompt_tokens=256,
-            output_tokens=128,
-        )
-        results["pool"] = [asdict(figure) for figure in figures]
-    return results
+def _is_fine(outcome: str) -> bool:
+    """A case that there was no time for is not wrong; the document names it."""
+    return outcome == "ok" or outcome.startswith("not reached")
 
 
 if __name__ == "__main__":

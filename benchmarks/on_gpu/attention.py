@@ -1,8 +1,9 @@
 """The attention kernels against memory bandwidth, and torch's own attention on a contiguous cache beside them."""
 
-import importlib
-from collections.abc import Callable, Iterator
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -52,6 +53,10 @@ class Shape:
         return self.num_layers * blocks * self.block_size * self.kv_bytes // (self.batch * self.context)
 
 
+LLAMA = Shape(batch=1, context=1)
+"""Heads of Llama-3.1-8B."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFigure:
     """One measured point."""
@@ -73,10 +78,14 @@ class AttentionFigure:
     skipped: str = ""
 
 
+Measurement = Callable[[Shape, torch.device, int], AttentionFigure]
+"""Measures one point, if what it allocates is no more than so many bytes."""
+
+
 def decode_figure(shape: Shape, device: torch.device, free_bytes: int) -> AttentionFigure:
     """Time one layer's decode attention, split and sum included."""
     if shape.pool_bytes > free_bytes:
-        return _skipped("decode", shape, free_bytes)
+        return _too_large("decode", shape, free_bytes)
     caches, tables, lens, q = _inputs(shape, shape.batch, device)
     plan = plan_decode(
         np.full(shape.batch, shape.context, dtype=np.int32),
@@ -96,7 +105,7 @@ def decode_figure(shape: Shape, device: torch.device, free_bytes: int) -> Attent
 def contiguous_decode_figure(shape: Shape, device: torch.device, free_bytes: int) -> AttentionFigure:
     """Time torch's attention over a contiguous cache of the same size: no block table, no gather."""
     if shape.pool_bytes > free_bytes:
-        return _skipped("torch SDPA, contiguous", shape, free_bytes, paged=False)
+        return _too_large("torch SDPA, contiguous", shape, free_bytes, paged=False)
     size = (shape.batch, shape.num_kv_heads, shape.context, shape.head_dim)
     caches = [
         tuple(torch.randn(size, dtype=shape.dtype, device=device) for _ in range(2)) for _ in range(shape.num_layers)
@@ -113,7 +122,7 @@ def contiguous_decode_figure(shape: Shape, device: torch.device, free_bytes: int
 def prefill_figure(shape: Shape, device: torch.device, free_bytes: int, *, chunk: int) -> AttentionFigure:
     """Time one layer's attention of the last `chunk` tokens of each request."""
     if shape.pool_bytes > free_bytes:
-        return _skipped(f"prefill of {chunk}", shape, free_bytes)
+        return _too_large(f"prefill of {chunk}", shape, free_bytes)
     caches, tables, lens, q = _inputs(shape, shape.batch * chunk, device)
     starts = torch.arange(shape.batch + 1, dtype=torch.int32, device=device) * chunk
     tiles = plan_prefill(
@@ -145,7 +154,7 @@ def flashinfer_decode_figure(shape: Shape, device: torch.device, free_bytes: int
     """
     flashinfer = importlib.import_module("flashinfer")
     if shape.pool_bytes > free_bytes:
-        return _skipped("FlashInfer", shape, free_bytes)
+        return _too_large("FlashInfer", shape, free_bytes)
     caches, tables, _, q = _inputs(shape, shape.batch, device)
     blocks = tables.shape[1]
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
@@ -170,37 +179,58 @@ def flashinfer_decode_figure(shape: Shape, device: torch.device, free_bytes: int
     return _figure("FlashInfer", shape, median_s(layers, device) / len(caches))
 
 
-def decode_shapes(*, batches: tuple[int, ...], contexts: tuple[int, ...], block_sizes: tuple[int, ...]) -> list[Shape]:
-    """List the points: every batch and context at blocks of 16; then block sizes, layouts and fp8 at one of them."""
-    grid = [Shape(batch=batch, context=context) for context in contexts for batch in batches]
-    middle = Shape(batch=batches[len(batches) // 2], context=contexts[len(contexts) // 2])
+def decode_shapes(
+    *, batches: Sequence[int], contexts: Sequence[int], block_sizes: Sequence[int], model: Shape = LLAMA
+) -> list[Shape]:
+    """List the points, those first that say most: every batch and context at blocks of 16; layouts and fp8 in the
+    middle; then the other block sizes, in the middle first."""
+    grid = [replace(model, batch=batch, context=context) for context in contexts for batch in batches]
+    middle = replace(model, batch=batches[len(batches) // 2], context=contexts[len(contexts) // 2])
+    sizes = [size for size in block_sizes if size != model.block_size]
     return [
         *grid,
-        *(replace(middle, block_size=size) for size in block_sizes if size != 16),
         replace(middle, layout=KVLayout.KEY_CHUNKS),
         replace(middle, cache_dtype=FP8),
         replace(middle, cache_dtype=FP8, layout=KVLayout.KEY_CHUNKS),
+        *(replace(middle, block_size=size) for size in sizes),
+        *(replace(point, block_size=size) for size in sizes for point in grid if point != middle),
     ]
 
 
 def attention_figures(
-    shapes: list[Shape], device: torch.device, free_bytes: Callable[[], int], *, chunks: tuple[int, ...]
+    shapes: Sequence[Shape],
+    device: torch.device,
+    free_bytes: Callable[[], int],
+    *,
+    chunks: Sequence[int],
+    seconds_left: Callable[[], float],
 ) -> Iterator[AttentionFigure]:
-    """Measure every shape, with torch beside the plain ones, FlashInfer where it is installed; then prefill."""
-    for shape in shapes:
-        yield decode_figure(shape, device, free_bytes())
-        if shape.cache_dtype is shape.dtype and shape.block_size == 16 and shape.layout is KVLayout.BLOCK_MAJOR:
-            yield contiguous_decode_figure(shape, device, free_bytes())
-            try:
-                yield flashinfer_decode_figure(shape, device, free_bytes())
-            except ImportError:
-                continue
+    """Measure prefill and every shape, with torch beside the plain ones, FlashInfer where it is installed.
+
+    A point that fails, or that the time does not suffice for, is skipped and says so.
+    """
     longest = max(shape.context for shape in shapes)
+    points: list[tuple[str, Shape, Measurement]] = []
     for chunk in chunks:
         for context in sorted({chunk, longest}):
             if context >= chunk:
-                shape = Shape(batch=1, context=context, dtype=shapes[0].dtype, cache_dtype=shapes[0].cache_dtype)
-                yield prefill_figure(shape, device, free_bytes(), chunk=chunk)
+                shape = replace(shapes[0], batch=1, context=context)
+                points.append((f"prefill of {chunk}", shape, partial(prefill_figure, chunk=chunk)))
+    has_flashinfer = importlib.util.find_spec("flashinfer") is not None
+    for shape in shapes:
+        points.append(("decode", shape, decode_figure))
+        if shape.cache_dtype is shape.dtype and shape.block_size == 16 and shape.layout is KVLayout.BLOCK_MAJOR:
+            points.append(("torch SDPA, contiguous", shape, contiguous_decode_figure))
+            if has_flashinfer:
+                points.append(("FlashInfer", shape, flashinfer_decode_figure))
+    for kernel, shape, measure in points:
+        if seconds_left() <= 0:
+            yield _skipped(kernel, shape, "out of time")
+            continue
+        try:
+            yield measure(shape, device, free_bytes())
+        except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
+            yield _skipped(kernel, shape, f"failed: {str(error).partition(chr(10))[0]}")
 
 
 def _inputs(shape: Shape, num_queries: int, device: torch.device) -> tuple[list[PagedKV], Tensor, Tensor, Tensor]:
@@ -243,7 +273,11 @@ def _figure(
     )
 
 
-def _skipped(kernel: str, shape: Shape, free_bytes: int, *, paged: bool = True) -> AttentionFigure:
+def _too_large(kernel: str, shape: Shape, free_bytes: int, *, paged: bool = True) -> AttentionFigure:
+    return _skipped(kernel, shape, f"needs {shape.pool_bytes} bytes, {free_bytes} may be taken", paged=paged)
+
+
+def _skipped(kernel: str, shape: Shape, why: str, *, paged: bool = True) -> AttentionFigure:
     return AttentionFigure(
         kernel=kernel,
         batch=shape.batch,
@@ -253,7 +287,7 @@ def _skipped(kernel: str, shape: Shape, free_bytes: int, *, paged: bool = True) 
         seconds=None,
         kv_bytes=shape.kv_bytes,
         bytes_per_s=None,
-        skipped=f"needs {shape.pool_bytes} bytes, {free_bytes} may be taken",
+        skipped=why,
     )
 
 

@@ -1,7 +1,7 @@
 """Tokens/s of the whole engine on random weights, against what the memory's bandwidth allows."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.on_gpu.random_model import weight_bytes_read
@@ -24,10 +24,12 @@ class EngineFigure:
     prompt_tokens: int
     output_tokens: int
     backend: str
+    graphs: str
+    """Whether decode steps were replayed from recordings."""
     step_s: float
     """Median of the steps in which every request decoded one token."""
     decode_tokens_per_s: float
-    roofline_tokens_per_s: float
+    roofline_tokens_per_s: float | None
     """Weights and keys and values read once a step at the copy bandwidth of the same run; nothing else counted."""
     prefill_tokens_per_s: float
 
@@ -47,7 +49,13 @@ class PoolFigure:
 
 
 def engine_figure(
-    model: Decoder, dtype: KVDtype, *, batch: int, prompt_tokens: int, output_tokens: int, copy_bytes_per_s: float
+    model: Decoder,
+    dtype: KVDtype,
+    *,
+    batch: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    copy_bytes_per_s: float | None,
 ) -> EngineFigure:
     """Prefill a batch of random prompts, then decode it step by step."""
     length = prompt_tokens + output_tokens
@@ -75,9 +83,10 @@ def engine_figure(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         backend=runner.backend_name,
+        graphs=runner.graphs_reason,
         step_s=step_s,
         decode_tokens_per_s=batch / step_s,
-        roofline_tokens_per_s=batch * copy_bytes_per_s / step_bytes,
+        roofline_tokens_per_s=None if copy_bytes_per_s is None else batch * copy_bytes_per_s / step_bytes,
         prefill_tokens_per_s=batch * prompt_tokens / prefill_s,
     )
 
@@ -91,10 +100,13 @@ def pool_figures(
     requests: int,
     prompt_tokens: int,
     output_tokens: int,
+    seconds_left: Callable[[], float],
 ) -> list[PoolFigure]:
-    """Run the same requests at each block size, in a pool of the same number of tokens."""
+    """Run the same requests at each block size, in a pool of the same number of tokens, while there is time."""
     figures = []
     for block_size in block_sizes:
+        if seconds_left() <= 0:
+            break
         num_blocks = pool_tokens // block_size + 1
         length = prompt_tokens + output_tokens
         config = _config(model, dtype, block_size=block_size, num_blocks=num_blocks, batch=requests, length=length)
