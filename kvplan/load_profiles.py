@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kvengine.errors import ConfigError
-from kvplan.constraints import parse_constraint
+from kvplan.constraints import Constraint, parse_constraint
 from kvplan.loading import FileSchema, did_you_mean
 from kvplan.profile_layers import Layer, LayeredDocument, detach, profile_path, read_layers
 from kvplan.run_document import RunDocument, run_document, workload_document
@@ -92,9 +93,10 @@ class _Expansion:
         self._run = run
         self._path = path
         self._grid = {key: values for key, values in sweep.grid.items() if values is not None}
-        self._constraints = [
-            parse_constraint(text, where=self._place("where", index)) for index, text in enumerate(sweep.where)
-        ]
+        self._constraints: list[Constraint] = []
+        for index, text in enumerate(sweep.where):
+            with self._with_line_of_condition(index):
+                self._constraints.append(parse_constraint(text, where=self._place("where", index)))
 
     def points(self) -> list[Point]:
         """All points, repeats one after the other."""
@@ -147,7 +149,11 @@ class _Expansion:
         return self._run.with_layers(layers, folder=self._path.parent)
 
     def _is_allowed(self, point: Point) -> bool:
-        return all(constraint.holds(point.settings) for constraint in self._constraints)
+        for index, constraint in enumerate(self._constraints):
+            with self._with_line_of_condition(index):
+                if not constraint.holds(point.settings):
+                    return False
+        return True
 
     def _subset(self, found: list[tuple[list[Layer], Point]]) -> list[tuple[list[Layer], Point]]:
         size = self._sweep.subset
@@ -188,14 +194,23 @@ class _Expansion:
         raise ConfigError(f"{message}{f' (line {line})' if line else ''}", where=owner.source)
 
     def _place(self, *path: str | int) -> str:
-        owner = self._document.owner(path)
-        keys = "".join(f"[{token}]" if isinstance(token, int) else f".{token}" for token in owner.place_of(path))
-        return f"{owner.source}: {keys.removeprefix('.')}"
+        return _place(self._document.owner(path), path)
+
+    @contextmanager
+    def _with_line_of_condition(self, index: int) -> Iterator[None]:
+        path = ("where", index)
+        try:
+            yield
+        except ConfigError as error:
+            raise _with_line(error, self._place(*path), self._document.owner(path).line_of(path)) from None
 
 
 def _point(document: RunDocument, path: Path, axes: Sequence[str]) -> Point:
     profile, decoded = document.decode()
-    workload = check_profile(profile, decoded, where=path.name)
+    try:
+        workload = check_profile(profile, decoded, where=path.name)
+    except ConfigError as error:
+        raise _located(error, document.run) from None
     owner = document.workload.layers[0] if document.workload is not None else None
     workload.check(where=owner.source if owner is not None else path.name)
     return Point(
@@ -207,6 +222,25 @@ def _point(document: RunDocument, path: Path, axes: Sequence[str]) -> Point:
         workload=workload,
         settings=document.settings(profile, axes),
     )
+
+
+def _located(error: ConfigError, run: LayeredDocument) -> ConfigError:
+    """The same error with the file and line that its key's value came from, if it was given anywhere."""
+    path = tuple(error.where.partition(": ")[2].split("."))
+    owner = run.owner(path)
+    is_given = owner.depth(path) > len(path)
+    return _with_line(error, _place(owner, path), owner.line_of(path)) if is_given else error
+
+
+def _with_line(error: ConfigError, place: str, line: int | None) -> ConfigError:
+    said = error.message.removeprefix(f"{error.where}: ")
+    return ConfigError(f"{said}{f' (line {line})' if line else ''}", where=place, hint=error.hint)
+
+
+def _place(owner: Layer, path: Sequence[str | int]) -> str:
+    """File and key as their author wrote them."""
+    keys = "".join(f"[{token}]" if isinstance(token, int) else f".{token}" for token in owner.place_of(path))
+    return f"{owner.source}: {keys.removeprefix('.')}"
 
 
 def _split_sweep(layers: Sequence[Layer]) -> tuple[list[Layer], list[Layer]]:

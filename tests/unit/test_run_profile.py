@@ -138,7 +138,7 @@ def test_the_shipped_profiles_are_valid() -> None:
 
 
 def test_a_number_beyond_all_measure_in_a_grid_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"p\.yaml: block_size: 1\d+ is larger than anything that can be run"):
+    with pytest.raises(ConfigError, match=r"--set: grid.block_size\[0\]: 1\d+ is larger than anything that can be run"):
         load_sweep(a_file(tmp_path, SWEEP), overrides=[f"grid.block_size=[{10**30}]"])
 
 
@@ -218,3 +218,20 @@ def test_a_model_computes_in_the_type_of_its_cache_unless_another_is_named(
     keys: str, computes_in: KVDtype | None, tmp_path: Path
 ) -> None:
     assert load_run(a_file(tmp_path, RUN + keys)).profile.compute_dtype is computes_in
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid: {block_size: [1, 2]}\nwhere:\n  - block_size > 1\n  - blok_size > 1\n", r"where\[1\]: .*\(line 5\)$"),
+        ("grid: {block_size: [1, 2]}\nwhere:\n  - 1 +\n", r"where\[0\]: .*\(line 4\)$"),
+        ("grid:\n  block_size: [1, 2]\n  swap_space: [1GiB]\n", r"p.yaml: grid.swap_space\[0\]: .*\(line 4\)$"),
+        ("grid: {block_size: [1]}\nrepeats: 0\n", r"p.yaml: repeats: .*\(line 3\)$"),
+    ],
+)
+def test_what_does_not_go_together_is_named_with_the_line_that_it_came_from(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    run = "run: {target: simulated, num_blocks: 20, workload: shared-prefix}\n"
+    with pytest.raises(ConfigError, match=message):
+        load_sweep(a_file(tmp_path, run + text))
