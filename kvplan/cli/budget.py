@@ -36,7 +36,12 @@ def budget(
             show_default=False,
         ),
     ] = None,
-    gpu: Annotated[str | None, _option("--gpu", "NAME|auto", "A GPU profile; auto asks the driver.", _MEMORY)] = None,
+    gpu: Annotated[
+        str | None,
+        _option(
+            "--gpu", "NAME|auto", "A GPU profile, or the name that its driver gives; auto asks the driver.", _MEMORY
+        ),
+    ] = None,
     gpu_memory: Annotated[str | None, _option("--gpu-memory", "SIZE", "The card's memory instead.", _MEMORY)] = None,
     gpu_memory_utilization: Annotated[
         str | None,
