@@ -298,9 +298,10 @@ def _check_beside_matrix(
     typed: BudgetOptions, axes: Mapping[str, tuple[str, ...]], *, block_sizes: str | None, strict: bool
 ) -> None:
     """Refuse what a table of plans would pass over."""
-    twice = next((option for option in axes if getattr(typed, MATRIX_OPTIONS[option]) is not None), None)
-    if twice is not None:
-        raise ConfigError(f"{twice} is said beside it too", where="--matrix", hint="say it in one of the two places")
+    for option, values in axes.items():
+        said = getattr(typed, MATRIX_OPTIONS[option])
+        if said is not None and said not in values:
+            raise ConfigError(f"{option} is {said[:40]} beside it, which it leaves out", where="--matrix")
     if block_sizes is not None:
         raise ConfigError(
             "a table of plans has no room for it", where="--block-sizes", hint=f"--matrix block-size={block_sizes}"

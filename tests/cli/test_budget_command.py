@@ -652,7 +652,7 @@ def test_a_larger_card_is_one_of_the_same_vendor_with_memory_of_its_own(budget: 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("--tp 2 --matrix tp=1,2", "--matrix: tp is said beside it too"),
+        ("--tp 4 --matrix tp=1,2", "--matrix: tp is 4 beside it, which it leaves out"),
         ("--matrix tp=1,2 --block-sizes 16,32", "--block-sizes: a table of plans has no room for it"),
         ("--matrix tp=1,2 --strict", "--strict: a table of plans has no verdict of its own"),
     ],
