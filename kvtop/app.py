@@ -1,5 +1,6 @@
 """The app: its themes and screens, and the keys that work on all of them."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -109,14 +110,17 @@ class KvtopApp(App[None]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Everything that has a key now, for the command palette."""
-        seen: set[str] = set()
-        for node, binding, is_enabled, _ in screen.active_bindings.values():
-            name = f"{binding.description}: {binding.tooltip}"
-            if is_enabled and binding.tooltip and binding.id and name not in seen:
-                seen.add(name)
-                yield SystemCommand(
-                    name, f"key {self.get_key_display(binding)}", partial(self._run_binding, binding.action, node)
-                )
+        bindings = {
+            (binding.description, binding.tooltip): (node, binding)
+            for node, binding, is_enabled, _ in reversed(screen.active_bindings.values())
+            if is_enabled and binding.tooltip and binding.id
+        }
+        shared = Counter(tooltip for _, tooltip in bindings)
+        for (description, tooltip), (node, binding) in reversed(bindings.items()):
+            # What is said of several keys together would say of each what the others do.
+            name, about = (f"{description}: {tooltip}", "") if shared[tooltip] == 1 else (description, f"{tooltip} · ")
+            help_text = f"{about}key {self.get_key_display(binding)}"
+            yield SystemCommand(name, help_text, partial(self._run_binding, binding.action, node))
         yield SystemCommand("Screenshot: the screen as a picture", "an SVG file", self.deliver_screenshot)
 
     def _run_binding(self, action: str, node: DOMNode) -> None:

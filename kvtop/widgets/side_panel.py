@@ -47,7 +47,7 @@ class SidePanel(Vertical):
         self.source = source
         self._feed = Feed(source)
         self.model = model = self._feed.model
-        self.state_line = StateLine(model)
+        self.state_line = StateLine(model, is_compared=True)
         self.map = EngineTotals(model) if model.is_server else PoolMap(model)
         self.trend = TrendChart(model)
         self.playback = PlaybackBar(model)

@@ -17,11 +17,13 @@ BAR_COLUMNS = 24
 class StateLine(LinePane):
     """The source, its badge and age; then blocks, requests and counters.
 
-    Where there is no room, whole figures are left out, the least telling first.
+    Where there is no room, whole figures are left out, the least telling first. Beside another source that is the
+    model, which both may have in common, and not what tells them apart.
     """
 
-    def __init__(self, model: ViewModel, *, id: str = "state") -> None:
+    def __init__(self, model: ViewModel, *, id: str = "state", is_compared: bool = False) -> None:
         super().__init__(model, id=id)
+        self._is_compared = is_compared
 
     def draw_line(self, y: int, width: int) -> Strip:
         """The source, or the figures."""
@@ -47,16 +49,16 @@ class StateLine(LinePane):
             )
         if model.is_server:
             return [*parts, *self._server_names()]
-        parts.append(Part(1, ((f" {facts.model if facts else model.source_name}", palette.strong),)))
+        rank = 5 if self._is_compared and facts else 1
+        parts.append(Part(rank, ((f" {facts.model if facts else model.source_name}", palette.strong),)))
         if facts is None:
             return parts
         if facts.simulated:
             parts.append(Part(2, (("  simulated", palette.warn),)))
         if facts.label:
-            parts.append(Part(4, ((f"  {facts.label}", palette.text),)))
-        parts.append(
-            Part(5, ((f"  {model.source_name if model.is_recording else f'pid {facts.pid}'}", palette.muted),))
-        )
+            parts.append(Part(1 if self._is_compared else 4, ((f"  {facts.label}", palette.text),)))
+        name = model.source_name if model.is_recording else f"pid {facts.pid}"
+        parts.append(Part(2 if self._is_compared else 5, ((f"  {name}", palette.muted),)))
         if len(model.engines) > 1:
             parts.append(Part(4, ((f"  {len(model.engines)} engines run", palette.muted),)))
         size = f"  {facts.num_blocks - 1:,} blocks × {facts.block_size} tokens"

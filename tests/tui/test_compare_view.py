@@ -100,6 +100,12 @@ async def test_a_place_that_is_typed_is_gone_to_by_both(tmp_path):
         await until(pilot, lambda: steps(screen) == (4, 4))
 
 
+async def test_each_side_says_which_recording_it_is_where_the_model_is_the_same(tmp_path):
+    async with comparison(tmp_path, (120, 40)) as (screen, pilot):
+        await shows(pilot, screen.left.state_line, "left.kvrec")
+        await shows(pilot, screen.right.state_line, "right.kvrec")
+
+
 async def test_figures_stand_side_by_side_with_their_difference(tmp_path):
     async with comparison(tmp_path) as (screen, pilot):
         await pilot.press("full_stop")

@@ -114,9 +114,11 @@ async def test_the_command_palette_has_what_has_a_key_now(recording_view):
     async with recording_view() as (app, pilot):
         commands = {command.title: command.callback for command in app.get_system_commands(app.screen)}
         assert "Find: Find a block or a request" in commands
-        assert "Sort: Sort by the next, the previous column" in commands
+        assert {"Sort", "Faster", "Map", "Requests"} <= set(commands), (
+            "a key of several is named by what it does itself"
+        )
         assert not any(title.startswith("Preempt:") for title in commands), "a recording cannot be steered"
-        commands["Step: A step back, forward"]()
+        commands["Step"]()
         await until(pilot, lambda: is_at(app, 1))
         await pilot.press("ctrl+p")
         await pilot.press(*"zoom", "enter")
