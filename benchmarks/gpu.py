@@ -111,7 +111,7 @@ def in_a_process(name: str, document: dict[str, Any], *, dry_run: bool) -> dict[
         last_error = (done.stderr.strip().splitlines() or [""])[-1]
         outcome = "ok" if done.returncode == 0 else f"failed with {done.returncode}: {last_error}"
         if done.returncode == 0:
-            found = json.loads(done.stdout)
+            found = json.loads(done.stdout.strip().splitlines()[-1])  # libraries may have said something before
     document["parts"][name] = {"outcome": outcome, "seconds": time.perf_counter() - start}
     print(f"{name}: {outcome}", file=sys.stderr, flush=True)
     return found

@@ -134,10 +134,10 @@ def _name(device: torch.device) -> Any:
 
 
 PARTS: dict[str, tuple[Callable[[Task], dict[str, Any]], float]] = {
-    "bandwidth": (bandwidth, 20),
-    "correctness": (correctness, 90),
-    "attention": (attention, 70),
-    "engine": (engine, 60),
-    "pool": (pool, 45),
+    "bandwidth": (bandwidth, 15),
+    "correctness": (correctness, 85),
+    "attention": (attention, 65),
+    "engine": (engine, 55),
+    "pool": (pool, 65),
 }
 """Each part, and the seconds that it may take, its start and the compiler included: 285 together."""

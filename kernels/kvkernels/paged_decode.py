@@ -91,18 +91,21 @@ def plan_decode(
     )
 
 
-def keep_decode_plan(num_rows: int, num_parts: int, *, workspace: Tensor) -> DecodePlan:
+def keep_decode_plan(num_rows: int, num_parts: int, *, partial: Tensor, logsum: Tensor) -> DecodePlan:
     """Make a plan of padding alone, in tensors that `refill_decode_plan` fills for one step after the other.
 
+    Plans that take turns may share the workspace.
+
     Shapes:
-        workspace: [num_parts or more, num_heads, head_dim + 1], float32; plans that take turns may share it
+        partial: [num_parts or more, num_heads, head_dim], float32
+        logsum: [num_parts or more, num_heads], float32
     """
-    device = workspace.device
+    device = partial.device
     return DecodePlan(
         parts=torch.full((num_parts, 2), -1, dtype=torch.int32, device=device),
         row_starts=torch.zeros(num_rows + 1, dtype=torch.int32, device=device),
-        partial=workspace[:num_parts, :, :-1],
-        logsum=workspace[:num_parts, :, -1],
+        partial=partial[:num_parts],
+        logsum=logsum[:num_parts],
         is_split=num_parts > num_rows,
     )
 

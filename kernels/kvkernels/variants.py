@@ -138,6 +138,9 @@ def _cache_variants() -> Iterator[Variant]:
 def _dense_variants() -> Iterator[Variant]:
     for size in (576, 4096, 16384):
         yield Variant(op="add and RMSNorm", case=f"{size}, bf16", build=partial(_add_rms_norm, size))
+    yield Variant(
+        op="add and RMSNorm", case="2304, bf16, fp32 weight", build=partial(_add_rms_norm, 2304, torch.float32)
+    )
     yield Variant(op="RMSNorm of heads", case="32x128, bf16", build=_head_norm)
     yield Variant(op="SwiGLU", case="14336, bf16", build=_swiglu)
     yield Variant(op="sample", case="128256, bf16", build=_sample)
@@ -215,9 +218,9 @@ def _copy_blocks() -> Launch:
     return copy_blocks_launch(pool, pool, _empty(_ROWS, 2, dtype=torch.int64))
 
 
-def _add_rms_norm(size: int) -> Launch:
+def _add_rms_norm(size: int, weight_dtype: torch.dtype = torch.bfloat16) -> Launch:
     x = _empty(_ROWS, size)
-    return rms_norm_launch(x, x, _empty(size), x, eps=1e-5)
+    return rms_norm_launch(x, x, _empty(size, dtype=weight_dtype), x, eps=1e-5)
 
 
 def _head_norm() -> Launch:

@@ -50,6 +50,14 @@ def test_the_largest_step_has_all_tokens_and_samples_for_all_requests(
 
 def test_the_pool_is_what_weights_and_the_step_leave_of_the_share() -> None:
     assert CARD.pool_bytes(0.9) == (72 - 16 - 1) * GIB
+    assert replace(CARD, graph_bytes=2 * GIB).pool_bytes(0.9) == (72 - 16 - 1 - 2) * GIB
+
+
+def test_recordings_are_named_where_nothing_is_left() -> None:
+    with pytest.raises(
+        CapacityError, match=r"step takes 1\.00 GiB, recordings of decode steps 60\.00 GiB, and 0\.9 of"
+    ):
+        replace(CARD, graph_bytes=60 * GIB).pool_bytes(0.9)
 
 
 def test_a_card_with_nothing_left_says_where_it_went() -> None:

@@ -119,7 +119,8 @@ class TritonBackend:
             self._caches = [replace(cache, k_scale=scale.k, v_scale=scale.v) for cache, scale in pairs]
         self._keys = [(layer.group, layer.window) for layer in model.layers]
         self._views: dict[_Key, _View] = {}
-        self._workspace = torch.empty(0, model.num_heads, spec.head_dim + 1, dtype=torch.float32, device=device)
+        self._partial = torch.empty(0, model.num_heads, spec.head_dim, dtype=torch.float32, device=device)
+        self._logsum = torch.empty(0, model.num_heads, dtype=torch.float32, device=device)
 
     @property
     def cache_bytes(self) -> int:
@@ -171,8 +172,9 @@ class TritonBackend:
 
     def keep_plan(self, batch: ForwardBatch, num_parts: int) -> KeptPlan:
         """Allocate a plan for a batch of decode rows; the largest one's workspace serves all that follow."""
-        if self._workspace.shape[0] < num_parts:
-            self._workspace = self._workspace.new_empty(num_parts, *self._workspace.shape[1:])
+        if self._partial.shape[0] < num_parts:
+            self._partial = self._partial.new_empty(num_parts, *self._partial.shape[1:])
+            self._logsum = self._logsum.new_empty(num_parts, self._num_heads)
         nothing = torch.empty(0, 2, dtype=torch.int32, device=self.device)
         rows = batch.num_decodes
         return {
@@ -181,7 +183,10 @@ class TritonBackend:
                 decode_tables=batch.groups[group].block_tables,
                 decode_lens=batch.context_lens,
                 decode_plan=keep_decode_plan(
-                    rows, min(num_parts, rows * _most_parts(window, num_parts)), workspace=self._workspace
+                    rows,
+                    min(num_parts, rows * _most_parts(window, num_parts)),
+                    partial=self._partial,
+                    logsum=self._logsum,
                 ),
                 prefill=_Prefill(
                     block_tables=batch.groups[group].block_tables[:0],

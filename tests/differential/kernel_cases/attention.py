@@ -258,8 +258,8 @@ def kept_plan_case() -> Case:
         from kvkernels.paged_decode import keep_decode_plan, paged_decode, refill_decode_plan
 
         # One workspace for two plans, the smaller of which has no room for a second part.
-        workspace = torch.full((7, 2, 17), NAN, device=device)
-        plans = [keep_decode_plan(3, parts, workspace=workspace) for parts in (7, 3)]
+        partial, logsum = torch.full((7, 2, 16), NAN, device=device), torch.full((7, 2), NAN, device=device)
+        plans = [keep_decode_plan(3, parts, partial=partial, logsum=logsum) for parts in (7, 3)]
         for context_lens, window, plan in (
             ([600, 0, 300], None, plans[0]),
             ([7, 40, 0], None, plans[1]),
