@@ -82,14 +82,18 @@ def test_sequences_that_stop_compete_with_those_that_go_on(model: Decoder, lengt
     assert [beam.is_stopped for beam in beams] == [tokens[-1] in stop for tokens, _ in expected]
 
 
-def test_a_search_ends_early_when_nothing_that_goes_on_can_be_better(model: Decoder) -> None:
+@pytest.mark.parametrize("length_penalty", [0.0, 0.5, 2.0])
+def test_a_search_ends_early_only_when_nothing_that_goes_on_can_be_better(
+    model: Decoder, length_penalty: float
+) -> None:
     stop = frozenset(range(0, 50, 2))
-    expected = plain_beam_search(plain_logprobs, PROMPT, width=2, max_tokens=20, stop=stop, length_penalty=0.0)
+    settings = {"width": 2, "max_tokens": 20, "length_penalty": length_penalty}
+    expected = plain_beam_search(plain_logprobs, PROMPT, stop=stop, **settings)  # type: ignore[arg-type]
     engine = an_engine(model)
-    beams = beam_search(engine, PROMPT, width=2, max_tokens=20, stop_token_ids=stop, length_penalty=0.0)
+    beams = beam_search(engine, PROMPT, stop_token_ids=stop, **settings)  # type: ignore[arg-type]
 
     assert_equal(beams, expected)
-    assert engine.stats.steps < 20
+    assert engine.stats.steps < 20 or length_penalty > 0
 
 
 def test_beams_hold_every_block_that_was_written_before_they_parted_once(model: Decoder) -> None:
@@ -144,6 +148,20 @@ def test_a_search_shares_the_engine_with_other_requests(model: Decoder) -> None:
     assert request.output_token_ids == lone.output_token_ids
     for search, prompt in zip(searches, (PROMPT, [7]), strict=True):
         assert_equal(search.beams, plain_beam_search(plain_logprobs, prompt, width=2, max_tokens=6))
+
+
+def test_a_beam_that_ran_ahead_while_others_waited_is_no_parent_of_forks(model: Decoder) -> None:
+    # Two places, one of them another request's for 4 steps: meanwhile the second beam waits and the first goes on.
+    engine = an_engine(model, max_num_seqs=2)
+    search = BeamSearch(engine, RequestId("b"), PROMPT, width=2, max_tokens=12)
+    engine.add_request(Request(RequestId("r"), [1, 2, 3], SamplingParams(max_tokens=4)))
+    ahead = 0
+    while not search.is_done:
+        search.advance(engine.step())
+        ahead = max([ahead, *(len(beam.entries) for beam in search._live)])
+
+    assert ahead > 1
+    assert_equal(search.beams, plain_beam_search(plain_logprobs, PROMPT, width=2, max_tokens=12))
 
 
 def test_a_search_all_of_whose_beams_are_aborted_is_over(model: Decoder) -> None:
