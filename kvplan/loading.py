@@ -321,7 +321,7 @@ _WORDS: dict[object, str] = {
 
 def _bounds(meta: msgspec.Meta) -> str:
     signs = ((">=", meta.ge), (">", meta.gt), ("<=", meta.le), ("<", meta.lt))
-    bounds = [f" {sign} {bound:,}" for sign, bound in signs if bound is not None]
+    bounds = [f" {sign} {_show_bound(bound)}" for sign, bound in signs if bound is not None]
     length = " that is not empty" if meta.min_length else ""
     pattern = f" matching {meta.pattern}" if meta.pattern else ""
     return " and".join(bounds) + length + pattern
@@ -349,3 +349,8 @@ def _dotted(tokens: Sequence[_PathToken]) -> str:
 def _line(line_of: LineOf, tokens: Sequence[_PathToken]) -> str:
     line = line_of(tokens)
     return f" (line {line})" if line is not None else ""
+
+
+def _show_bound(bound: float) -> str:
+    """`1,000,000`, and no `.0` behind a whole number."""
+    return f"{int(bound):,}" if float(bound).is_integer() else f"{bound:,}"

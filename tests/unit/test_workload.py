@@ -125,7 +125,7 @@ def test_output_lengths_stay_the_same_when_the_prompts_change() -> None:
         ({"prompts": [""]}, r"prompts\[0\]"),
         (
             {"prompts": ["a"], "max_tokens": 0},
-            "max_tokens: expected a whole number >= 1 and <= 16777216 or a mapping or nothing, got 0",
+            "max_tokens: expected a whole number >= 1 and <= 16,777,216 or a mapping or nothing, got 0",
         ),
         ({"prompts": ["a"], "max_tokens": {"low": 5, "high": 4}}, "expected low <= high, got 5 and 4"),
         ({"prompts": ["a"], "max_token": 3}, "unknown key 'max_token'; did you mean 'max_tokens'?"),
@@ -133,12 +133,12 @@ def test_output_lengths_stay_the_same_when_the_prompts_change() -> None:
         ({"conversations": [[]]}, r"conversations\[0\]"),
         (
             {"prompts": ["a"], "arrival_gap_steps": -1},
-            "arrival_gap_steps: expected a whole number >= 0 and <= 10000, got -1",
+            "arrival_gap_steps: expected a whole number >= 0 and <= 10,000, got -1",
         ),
         ({"prompts": ["a"], "chat_format": "chatlm"}, "did you mean 'chatml'"),
         (
             {"synthetic": {"requests": 0, "prompt_tokens": 1}},
-            "synthetic.requests: expected a whole number >= 1 and <= 1000000, got 0",
+            "synthetic.requests: expected a whole number >= 1 and <= 1,000,000, got 0",
         ),
     ],
 )
@@ -159,7 +159,10 @@ def test_a_workload_that_makes_no_sense_is_refused_by_key(keys: dict[str, object
             {"prompts": ["a"], "arrivals": "poisson", "rate": 2, "users": 3},
             "users has no meaning with arrivals: poisson",
         ),
-        ({"prompts": ["a"], "arrivals": "poisson", "rate": 0}, "rate: expected a number > 0 and <= 1000000"),
+        (
+            {"prompts": ["a"], "arrivals": "poisson", "rate": 0},
+            "rate: expected a number > 0 and <= 1,000,000 or nothing, got 0",
+        ),
         ({"prompts": ["a"], "arrivals": "poison", "rate": 2}, "did you mean 'poisson'"),
         (
             {"prompts": ["a"], "arrivals": "constant", "rate": 2, "arrival_gap_steps": 1},
