@@ -274,6 +274,8 @@ def _check_server(profile: RunProfile, *, where: str) -> None:
         message = f"a live run has one device, got {profile.tensor_parallel}"
         hint = "more can be simulated, or are had by the targets vllm and sglang"
         raise ConfigError(message, where=f"{where}: tensor_parallel", hint=hint)
+    if profile.target in STARTED:
+        _check_started(profile, where=where)
     if server is None:
         return
     if profile.target == "openai" and not server.url and not server.command:
@@ -285,6 +287,19 @@ def _check_server(profile: RunProfile, *, where: str) -> None:
     for key in ("weights", "program", "arguments"):
         if getattr(server, key) and (profile.target == "openai" or server.command):
             raise ConfigError("only the launch line of target vllm or sglang has it", where=f"{where}: server.{key}")
+
+
+_NOT_FOR_SERVERS = ("eviction_policy", "victim_policy", "preemption", "misfits", "max_waiting", "watermark")
+_NOT_FOR_SGLANG = ("available_kv", "long_prefill_token_threshold")
+
+
+def _check_started(profile: RunProfile, *, where: str) -> None:
+    """Refuse what cannot be said on the launch line, so that plan and server are of the same run."""
+    usual = RunProfile()
+    for key in (*_NOT_FOR_SERVERS, *(_NOT_FOR_SGLANG if profile.target == "sglang" else ())):
+        value = getattr(profile, key)
+        if value != getattr(usual, key):
+            raise ConfigError(f"{profile.target} cannot be told so, got {value}", where=f"{where}: {key}")
 
 
 def _check_quality(profile: RunProfile, workload: Workload, *, where: str) -> None:

@@ -108,6 +108,8 @@ def test_gpus_are_a_key_of_a_grid_for_a_served_model(tmp_path: Path) -> None:
         ("target: vllm", "server.weights: llama-3.1-8b is a model profile, which has no weights"),
         ('target: vllm\nserver: {weights: m, arguments: "\'x"}', "server: arguments is no part of a command line"),
         ("target: vllm\nserver: {weights: m, program: ' '}", "server: expected words as program, got ' '"),
+        ("target: vllm\neviction_policy: lfu", "eviction_policy: vllm cannot be told so, got lfu"),
+        ("target: sglang\navailable_kv: 1GiB", "available_kv: sglang cannot be told so"),
         ("target: vlm", "did you mean 'vllm'"),
         ("target: vllm\nallocator: buddy", "a server has an allocator of its own"),
         ("num_blocks: 9\ntarget: engine\ntensor_parallel: 2", "tensor_parallel: a live run has one device, got 2"),
