@@ -11,6 +11,8 @@ from textual.strip import Strip
 FONT, COLUMN, LINE, BASELINE = 15, 9, 17, 14
 """Pixels. Blocks of DejaVu Sans Mono at this size reach from line to line."""
 BACKGROUND, FOREGROUND = "#10141b", "#c8d0dc"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+"""Instead of several spaces in a row: browsers draw those as one, and stretch the letters over what is left."""
 
 
 def draw_screen(strips: Sequence[Strip]) -> str:
@@ -19,7 +21,7 @@ def draw_screen(strips: Sequence[Strip]) -> str:
     width, height = columns * COLUMN, lines * LINE
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'font-family="DejaVu Sans Mono, monospace" font-size="{FONT}" xml:space="preserve">',
+        f'font-family="DejaVu Sans Mono, monospace" font-size="{FONT}">',
         f'<rect width="{width:g}" height="{height:g}" fill="{BACKGROUND}"/>',
     ]
     for y, strip in enumerate(strips):
@@ -42,10 +44,14 @@ def _draw_line(segments: Sequence[Segment], y: int) -> list[str]:
             bold = ' font-weight="bold"' if weight else ""
             texts.append(
                 f'<text x="{start * COLUMN:g}" y="{y * LINE + BASELINE}" textLength="{len(shown) * COLUMN:g}" '
-                f'fill="{colour}"{bold}>{escape(shown, quote=False)}</text>'
+                f'fill="{colour}"{bold}>{escape(_kept_apart(shown), quote=False)}</text>'
             )
         x += len(text)
     return rectangles + texts
+
+
+def _kept_apart(text: str) -> str:
+    return text.replace("  ", 2 * NO_BREAK_SPACE)
 
 
 def _look(style: Style | None) -> tuple[str, str, bool]:
