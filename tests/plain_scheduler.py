@@ -202,9 +202,10 @@ class PlainScheduler(SwapRules):
             return max(self.running, key=PlainRequest.urgency)
         if policy is VictimPolicy.LAST_ARRIVED:
             return self.running[-1]
-        losses = [sum(self.owners[block] == 1 for table in one.tables for block in table) for one in self.running]
+        others = self.running[1:] or self.running
+        losses = [sum(self.owners[block] == 1 for table in one.tables for block in table) for one in others]
         smallest = min([loss for loss in losses if loss], default=0)
-        return next(one for one, loss in list(zip(self.running, losses, strict=True))[::-1] if loss == smallest)
+        return next(one for one, loss in list(zip(others, losses, strict=True))[::-1] if loss == smallest)
 
     def _admit(self, request: PlainRequest, step: PlainStep) -> bool:
         hit, junction, found = self._lookup(request)

@@ -24,7 +24,8 @@ class VictimPolicy(StrEnum):
     PRIORITY = "priority"
     """The one with the largest priority number, and of equals the one that came last."""
     FEWEST_BLOCKS_LOST = "fewest_blocks_lost"
-    """The one with the fewest blocks that nobody shares, but at least one; of equals the one admitted last."""
+    """The one with the fewest blocks that nobody shares, but at least one; of equals the one admitted last. The first
+    of the running list goes only when it is alone, so that somebody always gets on."""
 
 
 class MisfitPolicy(StrEnum):

@@ -24,8 +24,12 @@ def victim_chooser(policy: VictimPolicy, kv_cache: KVView) -> VictimChooser:
 
 
 def _who_loses_least(running: Sequence[Request], kv_cache: KVView) -> Request:
-    """Of those that free a block at all, the one with the fewest that nobody shares; the last of equals."""
-    losses = [(request, _num_lost(request, kv_cache)) for request in reversed(running)]
+    """Of those that free a block at all, the one with the fewest that nobody shares; the last of equals.
+
+    The first of the running list is spared as long as there are others: two requests that each hold little when the
+    other asks would take each other's blocks in turn, and neither would ever end.
+    """
+    losses = [(request, _num_lost(request, kv_cache)) for request in reversed(running[1:] or running)]
     helpful = [pair for pair in losses if pair[1]] or losses
     return min(helpful, key=lambda pair: pair[1])[0]
 

@@ -49,3 +49,16 @@ def test_shared_blocks_are_not_lost_and_who_has_none_of_its_own_does_not_help() 
         preempted += output.preempted
     # c, at 8 tokens, is the first to need a block. It has two of its own; of a and b, with one each, b came last.
     assert preempted == ["b"]
+
+
+def test_the_first_of_the_running_list_is_spared_though_it_would_lose_least() -> None:
+    # Four blocks: one is held by the older request, three by the younger, whose 13th token finds none.
+    limits = SchedulerConfig(victim_policy=VictimPolicy.FEWEST_BLOCKS_LOST)
+    scheduler = Scheduler(an_engine_config(num_blocks=5, limits=limits))
+    scheduler.add_request(a_request("old", prompt="ABC", max_tokens=9))
+    scheduler.add_request(a_request("young", prompt="abcdefghijkl", max_tokens=3))
+    for _ in range(2):
+        output = scheduler.schedule()
+        scheduler.update(output, {item.request.request_id: LETTER for item in output.scheduled})
+    assert list(output.preempted) == ["young"]
+    assert [request.request_id for request in scheduler.running] == ["old"]
