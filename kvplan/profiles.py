@@ -70,7 +70,14 @@ def find_profile(kind: str, name: str) -> Profile:
     profile = try_find_profile(kind, name)
     if profile is None:
         suggestion = did_you_mean(name, find_profiles(kind))
-        raise ConfigError(
-            f"no {kind.removesuffix('s')} profile named {name!r}{suggestion}", hint=f"kvplan profiles list {kind}"
-        )
+        hint = _as_other_command(kind, name) or f"kvplan profiles list {kind}"
+        raise ConfigError(f"no {kind.removesuffix('s')} profile named {name!r}{suggestion}", hint=hint)
     return profile
+
+
+def _as_other_command(kind: str, name: str) -> str | None:
+    """The command that takes a profile of that name: a sweep that is asked for as a run, or the other way round."""
+    command = {"runs": "sweep", "sweeps": "run"}.get(kind)
+    if command is None or try_find_profile(f"{command}s", name) is None:
+        return None
+    return f"kvplan {command} {name}"

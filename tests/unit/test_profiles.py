@@ -72,3 +72,18 @@ def test_a_profile_with_a_mistyped_key_is_a_problem_with_its_line(tmp_path: Path
 
     problem = find_problem(Profile(kind="models", name="mine", path=path, origin="user"))
     assert problem == f"{path}: config: unknown key 'num_hiden_layers'; did you mean 'num_hidden_layers'?"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [
+        ("runs", "block-size", "kvplan sweep block-size"),
+        ("sweeps", "quickstart", "kvplan run quickstart"),
+        ("models", "quickstart", "kvplan profiles list models"),
+    ],
+)
+def test_a_sweep_that_is_asked_for_as_a_run_is_pointed_to(kind: str, name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"no {kind.removesuffix('s')} profile named") as caught:
+        find_profile(kind, name)
+
+    assert caught.value.hint == hint
