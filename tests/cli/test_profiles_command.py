@@ -62,7 +62,7 @@ def test_check_names_file_line_key_and_value_of_each_problem(capsys: pytest.Capt
     assert done.code == 2
     problem, summary = done.stdout.splitlines()
     where = "profiles/models/bad.yaml: config: num_hidden_layers"
-    assert problem == f"{where}: expected a whole number from 1 to 10,000, got 'many'"
+    assert problem == f"{where}: expected a whole number from 1 to 2,000, got 'many'"
     assert summary.endswith(" profiles read, 1 not valid")
     assert run_kvplan(capsys, "profiles", "check", "gpus").code == 0
 
