@@ -236,7 +236,9 @@ def label_of(settings: Mapping[str, Setting], axes: Sequence[str]) -> str:
 
 
 def show_setting(key: str, value: Setting) -> str:
-    """A value of a profile as text; sizes in binary units."""
+    """A value of a profile as text; sizes in binary units, `none` for what is not set."""
+    if value is None:
+        return "none"
     if key in ("available_kv", "swap_space") and isinstance(value, int):
         return format_bytes(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

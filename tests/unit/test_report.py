@@ -67,6 +67,13 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
     assert "block_size=64: does not fit: needs 8 blocks" in table.notes
 
 
+def test_a_key_that_one_point_does_not_set_is_none_and_not_a_word_of_the_language_it_is_written_in() -> None:
+    point = a_point(16, axes=("block_size", "available_kv"))
+
+    assert report_table([point]).rows[0][:2] == ["16", "none"]
+    assert point.label == "block_size=16 available_kv=none"
+
+
 def test_memory_is_told_once_for_all_points_that_have_it_in_common() -> None:
     def point(block_size: int, weight_bytes: int, pool_bytes: int) -> PointResult:
         planned = msgspec.structs.replace(PLANNED, weight_bytes=2**20, kv_cache_bytes=2**22 * block_size)
