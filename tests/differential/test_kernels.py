@@ -200,6 +200,7 @@ EACH_STEP = """
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def launches(num_decodes, num_rows, max_blocks):
+        plain = {"scale": 0.1, "window": None, "softcap": None}
         pool = empty(50, 16, 3, 64, dtype=torch.bfloat16)
         cache = paged_kv(KVLayout.BLOCK_MAJOR, pool, pool)
         q = empty(num_rows, 15, 64, dtype=torch.bfloat16)[:, :9]
@@ -211,9 +212,9 @@ EACH_STEP = """
                           partial=empty(parts, 9, 64, dtype=f32), logsum=empty(parts, 9, dtype=f32), is_split=True)
         n = num_decodes
         yield from paged_decode_launches(
-            q[:n], cache, tables[:n], lens[:n], plan, scale=0.1, window=None, out=out[:n])
+            q[:n], cache, tables[:n], lens[:n], plan, **plain, out=out[:n])
         yield paged_prefill_launch(
-            q[n:], cache, tables[n:], lens[n:], loc[n:], empty(num_rows - n, 2), scale=0.1, window=None, out=out[n:])
+            q[n:], cache, tables[n:], lens[n:], loc[n:], empty(num_rows - n, 2), **plain, out=out[n:])
         positions = empty(num_rows, dtype=torch.int64)
         yield slot_mapping_launch(tables[n:], loc[n:], positions, positions, block_size=16)
 
