@@ -2,8 +2,7 @@
 
 A recording has fixed shapes, so it is made for rows in powers of two, and for parts of contexts in powers of four; a
 step takes the smallest that holds it, and the rows that are left write nothing and attend to nothing. Steps with
-longer chunks are computed as they come: their tokens keep a GPU busy for longer than the launches take, and a
-recording for each number of tokens beside each number of rows would cost more memory than it saves time.
+longer chunks are not recorded as a whole, but in pieces: see `piecewise_graphs`.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,15 +72,15 @@ def buckets(max_rows: int, *, parts_of_row: int, max_parts: int) -> list[Bucket]
         parts_of_row: Parts of the longest context.
         max_parts: Parts of all contexts that a pool holds, if none is shared.
     """
-    rows = [*_powers(2, max_rows), max_rows]
+    rows = [*powers(2, max_rows), max_rows]
     sizes = []
     for count in dict.fromkeys(rows):
         most = max(count, min(count * parts_of_row, max_parts + count))
-        sizes += [Bucket(count, parts) for parts in dict.fromkeys([*_powers(_PARTS_FACTOR, most, count), most])]
+        sizes += [Bucket(count, parts) for parts in dict.fromkeys([*powers(_PARTS_FACTOR, most, count), most])]
     return sorted(sizes, key=lambda bucket: (bucket.rows, bucket.parts), reverse=True)
 
 
-def _powers(factor: int, end: int, first: int = 1) -> list[int]:
+def powers(factor: int, end: int, first: int = 1) -> list[int]:
     """`first`, `first * factor`, ... below `end`."""
     powers = []
     while first < end:

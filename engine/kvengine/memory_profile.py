@@ -24,7 +24,7 @@ class MemoryProfile:
     step_bytes: int
     """What the largest step takes beyond that, at its peak."""
     graph_bytes: int = 0
-    """What the recordings of decode steps take beyond that, for the contexts that the pool of that step holds."""
+    """What the recordings of steps take beyond that, for the contexts that the pool of that step holds."""
 
     def pool_bytes(self, utilization: float) -> int:
         """What a share of the card leaves for the pool.
@@ -34,7 +34,7 @@ class MemoryProfile:
         """
         left = int(self.total_bytes * utilization) - self.in_use_bytes - self.step_bytes - self.graph_bytes
         if left <= 0:
-            recordings = f", recordings of decode steps {format_bytes(self.graph_bytes)}" if self.graph_bytes else ""
+            recordings = f", recordings of steps {format_bytes(self.graph_bytes)}" if self.graph_bytes else ""
             raise CapacityError(
                 f"no memory is left for KV blocks: {format_bytes(self.in_use_bytes)} of"
                 f" {format_bytes(self.total_bytes)} are in use, the largest step takes"

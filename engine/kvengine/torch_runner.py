@@ -20,6 +20,7 @@ from kvengine.models.cache_layout import model_attention
 from kvengine.models.decoder import Decoder
 from kvengine.models.random_weights import RandomWeights
 from kvengine.models.weights import open_weights
+from kvengine.piecewise_graphs import MAX_TOKENS, PiecewiseGraphs, is_recordable
 from kvengine.sampler import sample
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.spec import KVDtype
@@ -35,7 +36,8 @@ class TorchRunner:
         model: The weights; several runners may share them.
         config: Sizes the pools; its geometry and groups must be the model's. K/V are kept in its type.
         backend: What attends; `auto` takes the fastest that can be used.
-        recorder: What records decode steps, on a backend that can keep its plan; on a GPU, unless given, CUDA graphs.
+        recorder: What records decode steps, on a backend that can keep its plan, and the pieces of others; on a GPU,
+            unless given, CUDA graphs.
 
     Raises:
         ConfigError: Geometry or groups are not the model's, or the backend that was asked for does not take it.
@@ -65,9 +67,10 @@ class TorchRunner:
         if recorder is None and model.device.type == "cuda":
             recorder = cuda_recorder()
         self._graphs: DecodeGraphs | None = None
+        self._pieces: PiecewiseGraphs | None = None
         self.graphs_reason = "steps are computed as they come: nothing records them on this device"
         if recorder is not None:
-            self._record(recorder)
+            self.graphs_reason = f"{self._record_decodes(recorder)}; {self._record_pieces(recorder)}"
 
     @property
     def backend_name(self) -> str:
@@ -128,21 +131,36 @@ class TorchRunner:
         logits = None if self._graphs is None else self._graphs.run(batch)
         if logits is None:
             self._attention.plan(batch)
+            logits = None if self._pieces is None else self._pieces.run(batch)
+        if logits is None:
             logits = self._model.forward(batch, self._attention)
         return sample(logits, batch.sampled_rows)
 
     @torch.inference_mode()
-    def _record(self, recorder: Recorder) -> None:
-        """Record decode steps; where that fails they are computed as they come, and `graphs_reason` says why."""
+    def _record_decodes(self, recorder: Recorder) -> str:
+        """Record decode steps, and say so; where that fails, why."""
         if not isinstance(self._attention, RecordableBackend):
-            self.graphs_reason = f"steps are computed as they come: the {self._attention.name} backend keeps no plan"
-            return
+            return f"decode steps are not recorded: the {self._attention.name} backend keeps no plan"
         try:
             self._graphs = DecodeGraphs(self._model.forward, self._attention, self._config, recorder=recorder)
         except RuntimeError as error:
-            self.graphs_reason = f"steps are computed as they come: recording failed: {str(error).splitlines()[0]}"
-        else:
-            self.graphs_reason = f"decode steps are replayed from {len(self._graphs.buckets)} recordings"
+            return f"decode steps are not recorded: that failed: {str(error).splitlines()[0]}"
+        return f"decode steps are replayed from {len(self._graphs.buckets)} recordings"
+
+    @torch.inference_mode()
+    def _record_pieces(self, recorder: Recorder) -> str:
+        """Record what lies between attention for steps that are not recorded as a whole; say so, or why not."""
+        if not is_recordable(self._model.config):
+            return "what has no recording is computed as it comes: layers of experts are not recorded"
+        max_tokens = min(MAX_TOKENS, self._config.scheduler.max_num_batched_tokens)
+        try:
+            self._pieces = PiecewiseGraphs(self._model, self._attention, max_tokens=max_tokens, recorder=recorder)
+        except RuntimeError as error:
+            return f"what has no recording is computed as it comes: recording failed: {str(error).splitlines()[0]}"
+        return (
+            f"what has no recording is replayed between attention up to {max_tokens:,} tokens,"
+            f" in {len(self._pieces.sizes)} sizes"
+        )
 
 
 def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> Decoder:

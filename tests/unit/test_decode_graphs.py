@@ -48,4 +48,7 @@ def test_a_cpu_computes_steps_as_they_come_and_says_so(tmp_path: Path) -> None:
     plain = TorchRunner(model, config)
     assert plain.graphs_reason == "steps are computed as they come: nothing records them on this device"
     asked = TorchRunner(model, config, backend="torch", recorder=lambda action: action)
-    assert asked.graphs_reason == "steps are computed as they come: the torch backend keeps no plan"
+    assert asked.graphs_reason == (
+        "decode steps are not recorded: the torch backend keeps no plan;"
+        " what has no recording is replayed between attention up to 8 tokens, in 4 sizes"
+    )

@@ -54,9 +54,7 @@ def test_the_pool_is_what_weights_and_the_step_leave_of_the_share() -> None:
 
 
 def test_recordings_are_named_where_nothing_is_left() -> None:
-    with pytest.raises(
-        CapacityError, match=r"step takes 1\.00 GiB, recordings of decode steps 60\.00 GiB, and 0\.9 of"
-    ):
+    with pytest.raises(CapacityError, match=r"step takes 1\.00 GiB, recordings of steps 60\.00 GiB, and 0\.9 of"):
         replace(CARD, graph_bytes=60 * GIB).pool_bytes(0.9)
 
 

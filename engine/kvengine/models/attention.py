@@ -1,7 +1,7 @@
 """The two kinds of attention as a decoder sees them: projections around what a backend computes over the cache."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,11 +39,28 @@ class NormMaker(Protocol):
         ...
 
 
-class AttentionPart(Protocol):
-    """The attention of one layer."""
+class Heads(NamedTuple):
+    """What a backend takes, each [num_tokens, heads, size]; turned by their positions unless it does that itself."""
 
-    def __call__(self, hidden: Tensor, step: Step, /) -> Tensor:
-        """Attend from every token of a step; [num_tokens, hidden_size] to the same."""
+    q: Tensor
+    k: Tensor
+    v: Tensor | None
+    """None where k are latent rows."""
+
+
+class AttentionPart(Protocol):
+    """The attention of one layer; only `attend` depends on more of a step than its tokens and their positions."""
+
+    def project(self, hidden: Tensor, step: Step, /) -> Heads:
+        """Make queries, keys and values of [num_tokens, hidden_size]."""
+        ...
+
+    def attend(self, heads: Heads, step: Step, /) -> Tensor:
+        """Attend from every token of a step; [num_tokens, num_heads, value_size]."""
+        ...
+
+    def output(self, attended: Tensor, /) -> Tensor:
+        """Bring what was attended to back to [num_tokens, hidden_size]."""
         ...
 
 
@@ -90,27 +107,28 @@ class _GroupedPart:
         self._q_norm = norm(f"{name}.q_norm", config.head_dim) if config.qk_norm else identity
         self._k_norm = norm(f"{name}.k_norm", config.head_dim) if config.qk_norm else identity
 
-    def __call__(self, hidden: Tensor, step: Step, /) -> Tensor:
+    def project(self, hidden: Tensor, step: Step, /) -> Heads:
         heads, kv_heads = self._config.num_heads, self._config.num_kv_heads
         qkv = self._qkv(hidden).view(-1, heads + 2 * kv_heads, self._config.head_dim)
-        rotation = step.rotation[self._rotation]
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
         if step.rotating is not None:
-            q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-            q = step.rotating.store_rotated(self._layer, self._q_norm(q), self._k_norm(k), v, rotation)
-            return self._out(attend_stored(step.backend, self._layer, q, step.num_decodes).flatten(1))
+            return Heads(self._q_norm(q), self._k_norm(k), v)
         if self._config.qk_norm:
-            rotated = torch.cat((self._q_norm(qkv[:, :heads]), self._k_norm(qkv[:, heads : heads + kv_heads])), dim=1)
+            rotated = torch.cat((self._q_norm(q), self._k_norm(k)), dim=1)
         else:
             rotated = qkv[:, : heads + kv_heads]
-        rotated = apply_rope(rotated, rotation)
-        attended = attend(
-            step.backend,
-            self._layer,
-            rotated[:, :heads],
-            rotated[:, heads:],
-            qkv[:, heads + kv_heads :],
-            step.num_decodes,
-        )
+        rotated = apply_rope(rotated, step.rotation[self._rotation])
+        return Heads(rotated[:, :heads], rotated[:, heads:], v)
+
+    def attend(self, heads: Heads, step: Step, /) -> Tensor:
+        q, k, v = heads
+        if step.rotating is None:
+            return attend(step.backend, self._layer, q, k, v, step.num_decodes)
+        assert v is not None, "only latent rows have no values"
+        q = step.rotating.store_rotated(self._layer, q, k, v, step.rotation[self._rotation])
+        return attend_stored(step.backend, self._layer, q, step.num_decodes)
+
+    def output(self, attended: Tensor, /) -> Tensor:
         return self._out(attended.flatten(1))
 
 
@@ -147,7 +165,7 @@ class _LatentPart:
         _pair_halves(down[None, self._q_size + config.kv_lora_rank :])
         self._down, self._q_up = Linear(down), None if q_up is None else Linear(q_up)
 
-    def __call__(self, hidden: Tensor, step: Step, /) -> Tensor:
+    def project(self, hidden: Tensor, step: Step, /) -> Heads:
         config, rotation = self._config, step.rotation[self._rotation]
         down = self._down(hidden)
         q, latent_end = down[:, : self._q_size], self._q_size + config.kv_lora_rank
@@ -158,8 +176,12 @@ class _LatentPart:
         q_nope, q_rotated = q[..., : config.nope_head_dim], q[..., config.nope_head_dim :]
         rows = torch.cat((self._kv_norm(latent)[:, None], apply_rope(key[:, None], rotation)), dim=-1)
         q_latent = torch.matmul(q_nope.transpose(0, 1), self._k_up).transpose(0, 1)
-        queries = torch.cat((q_latent, apply_rope(q_rotated, rotation)), dim=-1)
-        attended = attend(step.backend, self._layer, queries, rows, None, step.num_decodes)
+        return Heads(torch.cat((q_latent, apply_rope(q_rotated, rotation)), dim=-1), rows, None)
+
+    def attend(self, heads: Heads, step: Step, /) -> Tensor:
+        return attend(step.backend, self._layer, *heads, step.num_decodes)
+
+    def output(self, attended: Tensor, /) -> Tensor:
         values = torch.matmul(attended.transpose(0, 1), self._v_up.transpose(1, 2)).transpose(0, 1)
         return self._out(values.flatten(1))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvengine.attention.base import AttentionBackend, RotatingBackend
 from kvengine.batch import ForwardBatch
 from kvengine.model_config.decoder import Attention, DecoderConfig, GroupedAttention, RopeConfig
-from kvengine.models.attention import AttentionPart, Step, read_attention
+from kvengine.models.attention import AttentionPart, Heads, Step, read_attention
 from kvengine.models.feed_forward import FeedPart, read_feed
 from kvengine.models.linear import Linear
 from kvengine.models.norm import RMSNorm, identity, wide_type
@@ -21,8 +21,8 @@ Norm = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """One layer: what comes out of each part is added to what went in."""
+class Layer:
+    """One layer: what comes out of each part is added to what went in, where the next norm reads it."""
 
     attention_norm: RMSNorm
     attention: AttentionPart
@@ -30,6 +30,15 @@ class _Layer:
     feed_norm: RMSNorm
     feed: FeedPart
     feed_end_norm: Norm
+
+    def before_attention(self, hidden: Tensor, delta: Tensor | None, step: Step) -> Heads:
+        """Add what the layer before computed to `hidden` in place, and make this one's queries, keys and values."""
+        return self.attention.project(self.attention_norm.add_and_norm(hidden, delta), step)
+
+    def after_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Add the attention to `hidden` in place; what is still to be added to it is given back, of its shape."""
+        delta = self.attention_end_norm(self.attention.output(attended))
+        return self.feed_end_norm(self.feed(self.feed_norm.add_and_norm(hidden, delta)))
 
 
 class Decoder:
@@ -56,7 +65,7 @@ class Decoder:
         self._embedding = reader.matrix("model.embed_tokens", config.vocab_size, config.hidden_size)
         # Rounded to the model's type, as in training.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
-        self._layers = [self._read_layer(reader, index, ropes) for index in range(config.num_layers)]
+        self.layers = [self._read_layer(reader, index, ropes) for index in range(config.num_layers)]
         self._final_norm = self._read_norm(reader, "model.norm", config.hidden_size)
         head = self._embedding
         if not config.tie_word_embeddings:
@@ -76,37 +85,46 @@ class Decoder:
         Returns:
             [num_sampled, vocab_size], logits of the tokens in `batch.sampled_tokens`, in the model's type.
         """
-        hidden = self._embedding[batch.token_ids]
-        if self._embedding_scale != 1.0:
-            hidden = hidden * self._embedding_scale
-        step = Step(
+        step = self.step(batch.positions, num_decodes=batch.num_decodes, attention=attention)
+        hidden, delta = self.embed(batch.token_ids), None
+        for layer in self.layers:
+            attended = layer.attention.attend(layer.before_attention(hidden, delta, step), step)
+            delta = layer.after_attention(hidden, attended)
+        return self.logits(hidden, delta, batch.sampled_tokens)
+
+    def step(self, positions: Tensor, *, num_decodes: int, attention: AttentionBackend) -> Step:
+        """Make what the layers share while tokens at these positions, [num_tokens], are computed."""
+        return Step(
             backend=attention,
-            rotation=self._rotations.at(batch.positions),
-            num_decodes=batch.num_decodes,
+            rotation=self._rotations.at(positions),
+            num_decodes=num_decodes,
             rotating=attention if isinstance(attention, RotatingBackend) else None,
         )
-        # What a part computed is added where the next norm reads it.
-        delta: Tensor | None = None
-        for layer in self._layers:
-            normed = layer.attention_norm.add_and_norm(hidden, delta)
-            delta = layer.attention_end_norm(layer.attention(normed, step))
-            delta = layer.feed_end_norm(layer.feed(layer.feed_norm.add_and_norm(hidden, delta)))
-        sampled = batch.sampled_tokens
-        return self._logits(self._final_norm.add_and_norm(hidden[sampled], None if delta is None else delta[sampled]))
 
-    def _logits(self, normed: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Look tokens up; [num_tokens] to [num_tokens, hidden_size]."""
+        hidden = self._embedding[token_ids]
+        return hidden if self._embedding_scale == 1.0 else hidden * self._embedding_scale
+
+    def logits(self, hidden: Tensor, delta: Tensor | None, sampled: Tensor) -> Tensor:
+        """Add what the last layer computed, norm, and apply the head, for the `sampled` tokens alone.
+
+        Returns:
+            [num_sampled, vocab_size]
+        """
+        normed = self._final_norm.add_and_norm(hidden[sampled], None if delta is None else delta[sampled])
         logits = self._head(normed)
         cap = self.config.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _read_layer(self, reader: TensorReader, index: int, ropes: list[tuple[RopeConfig, int]]) -> _Layer:
+    def _read_layer(self, reader: TensorReader, index: int, ropes: list[tuple[RopeConfig, int]]) -> Layer:
         config, hidden_size, name = self.config.layers[index], self.config.hidden_size, f"model.layers.{index}"
 
         def norm(place: str, size: int, /) -> RMSNorm:
             return self._read_norm(reader, place, size)
 
         sandwich = self.config.sandwich_norms
-        return _Layer(
+        return Layer(
             attention_norm=norm(f"{name}.input_layernorm", hidden_size),
             attention=read_attention(
                 config.attention,

@@ -1,4 +1,4 @@
-"""Decode steps replayed from recordings: the same tokens and logits as steps that are computed as they come.
+"""Steps replayed from recordings, as a whole or in pieces: the tokens and logits of steps computed as they come.
 
 Here a recording is the action itself, called again on the same tensors; on a GPU it is a CUDA graph.
 """
@@ -39,8 +39,8 @@ class Recordings:
         return replay
 
 
-def replayed_case() -> Case:
-    """Three requests that come and go, so that rows are left over."""
+def replayed_case(*, in_pieces: bool) -> Case:
+    """Three requests that come and go, so that rows are left over; decode steps as a whole, or every step in pieces."""
 
     def run(device: str) -> None:
         from kvengine.decode_graphs import cuda_recorder
@@ -53,9 +53,13 @@ def replayed_case() -> Case:
             model = a_model(device)
             runner = TorchRunner(model, limits_of(model), recorder=record)
             if record is None:
-                runner._graphs = None
+                runner._graphs = runner._pieces = None
             else:
-                assert runner.graphs_reason == "decode steps are replayed from 6 recordings", runner.graphs_reason
+                assert runner.graphs_reason == (
+                    "decode steps are replayed from 6 recordings;"
+                    " what has no recording is replayed between attention up to 264 tokens, in 10 sizes"
+                ), runner.graphs_reason
+                setattr(runner, "_graphs" if in_pieces else "_pieces", None)
             outputs.append([request.output_token_ids for request in generated(runner, limits_of(model))])
 
         assert outputs[0] == outputs[1], f"{outputs[1]} where steps as they come give {outputs[0]}"
@@ -138,6 +142,7 @@ def generated(runner: "TorchRunner", limits: EngineConfig) -> list[Request]:
 
 
 CASES: dict[str, Case] = {
-    "graphs: tokens of replayed steps": replayed_case(),
+    "graphs: tokens of replayed steps": replayed_case(in_pieces=False),
+    "graphs: tokens of steps replayed in pieces": replayed_case(in_pieces=True),
     "graphs: a step that leaves rows over": padded_case(),
 }
