@@ -73,6 +73,15 @@ class BlockLedger:
         """Take in what the pool holds already; nothing has happened to it as far as the stream knows."""
         self.take_changes(0)
 
+    def stop(self) -> None:
+        """Nobody asks any more: let the pool keep no journal."""
+        self._pool.forget_changes()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether blocks are known to look different since the last call of `take_changes`; only block pools tell."""
+        return isinstance(self._pool, BlockPool) and self._pool.has_changes
+
     def take_changes(self, step: int, news: StepBlocks = _NOTHING_MORE) -> LedgerChanges:
         """Blocks that look different since the last call.
 

@@ -330,6 +330,15 @@ class BlockPool:
         if self._changes is None:
             self._changes = []
 
+    def forget_changes(self) -> None:
+        """Keep no journal any more."""
+        self._changes = None
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether `take_changes` would give any block."""
+        return bool(self._changes)
+
     def take_changes(self) -> list[BlockId]:
         """Blocks whose reference count or cached flag may have changed since the last call; repeats are possible.
 

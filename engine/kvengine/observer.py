@@ -262,7 +262,8 @@ class TelemetryPublisher:
         for server in self._servers:
             if server.has_commands:
                 self._answer(server)
-        if not is_watched:
+        if not is_watched and self._frames is not None:
+            self._frames.stop()
             self._frames = None
         return is_watched
 

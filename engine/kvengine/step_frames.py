@@ -117,10 +117,14 @@ class StepFrames:
                 frames._told.start(request.request_id, tables)
         return frames
 
+    def stop(self) -> None:
+        """Nobody is told any more; whoever comes later begins with a new stream of frames."""
+        self._ledger.stop()
+
     @property
     def has_news(self) -> bool:
-        """Whether requests came or went, or transfers began or ended, since the last frame."""
-        return bool(self._arrived or self._aborted or self._pins_changed)
+        """Whether requests came or went, transfers began or ended, or blocks changed hands, since the last frame."""
+        return bool(self._arrived or self._aborted or self._pins_changed or self._ledger.has_changes)
 
     def add(self, request: Request, time_s: float) -> None:
         """Note a request that was queued; the next delta tells of it."""

@@ -76,7 +76,7 @@ def test_measured_values_are_drawn_again() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (0, "tokens: expected a whole number >= 1 and <= 16777216 or a mapping, got 0"),
+        (0, "tokens: expected a whole number >= 1 and <= 16,777,216 or a mapping, got 0"),
         ({}, "expected exactly one of low and high, lognormal, histogram, values"),
         ({"low": 5}, "expected low <= high, got 5 and nothing"),
         ({"low": 5, "high": 4}, "expected low <= high, got 5 and 4"),

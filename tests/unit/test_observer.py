@@ -1,3 +1,6 @@
+import pytest
+
+from kvengine.allocators.kinds import AllocatorKind
 from kvengine.config import SchedulerConfig
 from kvengine.observer import TelemetryPublisher
 from kvengine.telemetry.schema import Admitted, Delta, Finished, Preempted, Snapshot, Status
@@ -196,3 +199,38 @@ def test_a_stream_says_how_much_is_on_the_host_and_of_an_engine_that_never_swaps
     assert watched.facts.host_blocks is None
     assert plain.frames[-1].counters.swapped_out_blocks is None
     assert plain.frames[-1].counters.host_blocks_in_use is None
+
+
+@pytest.mark.parametrize("allocator", [AllocatorKind.PAGED, AllocatorKind.CONTIGUOUS, AllocatorKind.TOKEN_LEVEL])
+def test_nothing_is_written_down_for_a_viewer_that_has_left(allocator: AllocatorKind):
+    sink = FrameList()
+    block_size = 4 if allocator is AllocatorKind.PAGED else 1
+    limits = SchedulerConfig(max_model_len=64)
+    watched = WatchedEngine(sink, num_blocks=80, block_size=block_size, limits=limits, allocator=allocator)
+    watched.add("a", max_tokens=40)
+    watched.step()
+    sink.is_listening = False
+    for _ in range(30):
+        watched.step()
+
+    pool = watched.scheduler.kv_cache.pool
+    assert pool.take_changes() == []
+    sink.is_listening = sink.wants_snapshot = True
+    watched.step()
+    snapshot = sink.frames[-1]
+    assert isinstance(snapshot, Snapshot)
+    assert snapshot.totals.used == pool.num_used > 0
+
+
+def test_blocks_that_are_withheld_between_steps_are_told_at_once():
+    sink = FrameList()
+    watched = WatchedEngine(sink)
+    watched.add("a")
+    watched.step()
+    told = len(sink.frames)
+    watched.scheduler.resize_pool(5)
+    watched.publisher.poll()
+
+    (delta,) = sink.frames[told:]
+    assert isinstance(delta, Delta)
+    assert delta.totals.free + delta.totals.cached_free + delta.totals.used + delta.totals.shared == 5

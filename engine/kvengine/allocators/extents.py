@@ -126,6 +126,10 @@ class ExtentPool(ABC):
         if self._changes is None:
             self._changes = []
 
+    def forget_changes(self) -> None:
+        """Keep no journal any more."""
+        self._changes = None
+
     def take_changes(self) -> list[BlockId]:
         """Slots that were handed out or came back since the last call; empty unless `track_changes` was called."""
         changes = self._changes

@@ -64,6 +64,10 @@ class SlotBook(Protocol):
         """Keep a journal of touched blocks from now on."""
         ...
 
+    def forget_changes(self) -> None:
+        """Keep no journal any more."""
+        ...
+
     def take_changes(self) -> list[BlockId]:
         """Blocks that may look different since the last call; repeats are possible."""
         ...

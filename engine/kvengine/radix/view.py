@@ -75,6 +75,10 @@ class PageBook:
         """Look at the pages from now on."""
         self._is_watched = True
 
+    def forget_changes(self) -> None:
+        """Look at the pages no more."""
+        self._is_watched = False
+
     def take_changes(self) -> list[BlockId]:
         """Pages that look different since the last call; empty unless `track_changes` was called."""
         if not self._is_watched:
