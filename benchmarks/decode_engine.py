@@ -31,13 +31,26 @@ class EngineRunner:
         config = self._config(load)
         runner = TorchRunner(self._model, config, backend=self._case.backend)
         engine = Engine(config, runner, clock=RealClock())
-        preemptions = 0
+        preemptions = num_tokens = 0
+        started: set[RequestId] = set()
+        first_s, first_tokens = None, 0
         start = self._now()
         for index, (prompt, output) in enumerate(zip(load.prompts, load.outputs, strict=True)):
             engine.add_request(Request(RequestId(str(index)), prompt, SamplingParams(max_tokens=output)))
         while engine.has_unfinished:
-            preemptions += engine.step().num_preempted
-        return Run(seconds=self._now() - start, preemptions=preemptions)
+            result = engine.step()
+            preemptions += result.num_preempted
+            num_tokens += len(result.sampled)
+            if first_s is None:
+                started.update(result.sampled)
+                if len(started) == len(load.prompts):
+                    first_s, first_tokens = self._now() - start, num_tokens
+        return Run(
+            seconds=self._now() - start,
+            first_s=first_s,
+            rest_tokens=num_tokens - first_tokens,
+            preemptions=preemptions,
+        )
 
     def _config(self, load: Load) -> EngineConfig:
         needed = sum(

@@ -78,6 +78,8 @@ class Run(NamedTuple):
     """By the clock that was asked for."""
     first_s: float | None = None
     """Until all had their first token, where that was measured in the same run."""
+    rest_tokens: int | None = None
+    """Tokens that came after that moment, where they were counted."""
     preemptions: int | None = None
 
 
@@ -92,17 +94,18 @@ class Runner(Protocol):
 def rate(case: Case, runner: Runner, vocab_size: int, *, output_tokens: int = OUTPUT_TOKENS) -> Rate:
     """Measure a case once.
 
-    Of equal requests the tokens after the first, over the time of the whole less that up to the first token, which is
-    that of a run that ends there; of mixed ones all output tokens over the whole time.
+    Of equal requests the tokens that came after all had their first, over the time that they took: measured in the run
+    itself, or where a side only tells the whole, as the difference to a run that ends with the first token. Of mixed
+    ones all output tokens over the whole time.
     """
     load = case.load(vocab_size, output_tokens=output_tokens)
     run = runner.run(load)
     if case.batch is None:
         return Rate(tokens_per_s=sum(load.outputs) / run.seconds, preemptions=run.preemptions)
-    first_s = run.first_s
+    first_s, rest_tokens = run.first_s, run.rest_tokens or case.batch * (output_tokens - 1)
     if first_s is None:
         first_s = runner.run(case.load(vocab_size, output_tokens=1)).seconds
-    return Rate(tokens_per_s=case.batch * (output_tokens - 1) / max(run.seconds - first_s, 1e-9))
+    return Rate(tokens_per_s=rest_tokens / max(run.seconds - first_s, 1e-9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
