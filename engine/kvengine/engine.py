@@ -12,6 +12,7 @@ from kvengine.drafters import Drafter
 from kvengine.errors import CapacityError, ConfigError
 from kvengine.forks import SampleFamilies
 from kvengine.out_of_blocks import out_of_blocks
+from kvengine.overlap import HostWork, overlapping
 from kvengine.request import FinishReason, Request, RequestId, RequestStatus
 from kvengine.runner import ModelRunner
 from kvengine.scheduler import Scheduler
@@ -98,9 +99,11 @@ class Engine:
         scheduler: What decides the steps; a `Scheduler` over blocks if not given. See `allocators.select`.
         drafter: Guesses at tokens for the runner to check; None for one token a step. The scheduler must be a
             `Scheduler`.
+        overlap: Whether the host works on while a step runs, with the same results; see `overlap`. By default where
+            the runner's device computes without it.
 
     Raises:
-        ConfigError: The scheduler takes no drafts.
+        ConfigError: The scheduler takes no drafts, or the runner cannot overlap.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Engine:
         debug: bool = False,
         scheduler: EngineScheduler | None = None,
         drafter: Drafter | None = None,
+        overlap: bool | None = None,
     ) -> None:
         self.config = config
         self._runner = runner
@@ -128,6 +132,8 @@ class Engine:
         if drafter is not None and not isinstance(self._scheduler, Scheduler):
             raise ConfigError("this engine's scheduler takes no drafts")
         self._drafter = drafter
+        self._overlapping = overlapping(runner, overlap)
+        self._host_work = None if self._overlapping is None else HostWork(config, self._scheduler, publisher)
 
     @property
     def stats(self) -> EngineStats:
@@ -189,6 +195,8 @@ class Engine:
             self._stats.rejected += 1
             raise
         self._deadlines.add(request)
+        if self._host_work is not None:
+            self._host_work.request_added(request)
         if self._publisher is not None:
             self._publisher.request_added(request)
         self._idle_steps = 0
@@ -273,11 +281,20 @@ class Engine:
         expired = self._end_expired(started_s)
         output = scheduler.schedule()
         self._num_steps = output.step + 1
+        pending = None
+        if self._overlapping is not None and output.is_work:
+            decided_s = clock.now_s()
+            pending = self._overlapping.start(output)
         memory = self._stats.scheduled(output, scheduler.running, scheduler.kv_cache)
         num_used, num_running = scheduler.kv_cache.pool.num_used, len(scheduler.running)
         num_waiting = scheduler.num_waiting
-        scheduled_s = clock.now_s()
-        sampled = self._runner.execute(output) if output.is_work else {}
+        if self._host_work is not None:
+            self._host_work.do()
+        if pending is not None:
+            scheduled_s, sampled = decided_s, pending.result()
+        else:
+            scheduled_s = clock.now_s()
+            sampled = self._runner.execute(output) if output.is_work else {}
         executed_s = clock.now_s()
         finished, logprobs = self._take_in(output, sampled)
         forked = self._note_forked()
@@ -289,6 +306,8 @@ class Engine:
         self._idle_steps = 0 if output.scheduled or output.preempted else self._idle_steps + 1
         if self._publisher is not None:
             self._publisher.publish(scheduler, output, finished, self._stats)
+        if self._host_work is not None and not scheduler.has_unfinished:
+            self._host_work.flush()  # no step may follow
         if self._debug:
             scheduler.check_invariants()
         return StepResult(

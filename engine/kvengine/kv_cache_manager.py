@@ -164,6 +164,11 @@ class KVCacheManager:
         num_units = num_tokens // self._sizes.hash_unit
         return self._chains.hashes(request, num_tokens)[:num_units] if self._caching else ()
 
+    def hash_ahead(self, request: Request) -> None:
+        """Hash what `find_prefix` will ask about an unfinished request, if it has not been; nothing else changes."""
+        if self._search is not None:
+            self._chains.hashes(request, request.num_tokens - 1)
+
     def begin_step(self) -> None:
         """Start to decide a step."""
         for group in self._groups:

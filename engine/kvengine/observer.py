@@ -33,7 +33,7 @@ from kvengine.step_frames import StepFrames
 from kvengine.telemetry.commands import Command, TellBlock, tag_of
 from kvengine.telemetry.framing import encode_frame
 from kvengine.telemetry.recorder import Recorder
-from kvengine.telemetry.schema import Counters, End, GroupFacts, Hello, Reply, Snapshot
+from kvengine.telemetry.schema import Counters, Delta, End, GroupFacts, Hello, Reply, Snapshot
 from kvengine.telemetry.writer import FrameSink, ViewerServer
 
 ANSWERS = ("block",)
@@ -138,6 +138,10 @@ class TelemetryPublisher:
         self._accepts = frozenset(accepts)
         self._text_of = text_of
         self._commands: list[tuple[Command, Callable[[bytes], None]]] = []
+        self._defers = False
+        self._unsent: Delta | None = None
+        self._was_polled = False
+        """Whether there was a look since the last step."""
 
     @classmethod
     def open(
@@ -205,6 +209,7 @@ class TelemetryPublisher:
             finished: The requests that ended in the step.
             stats: The engine's counters after the step.
         """
+        self._was_polled = False
         self._last = scheduler, stats
         self._num_steps = output.step + 1
         if self._poll_sinks():
@@ -218,8 +223,26 @@ class TelemetryPublisher:
         self._forked_early.clear()
         self._note = ""
 
+    def defer(self) -> None:
+        """From now on leave each delta to `flush`, or until something follows it in the stream."""
+        self._defers = True
+
+    def flush(self) -> None:
+        """Encode and send the last delta if that is still to be done; never blocks."""
+        if self._unsent is None:
+            return
+        frame, self._unsent = encode_frame(self._unsent), None
+        for sink in self._sinks:
+            sink.send_delta(frame)
+
     def poll(self) -> None:
-        """Let viewers attach, and show what was queued or aborted, while no step runs; never blocks."""
+        """Let viewers attach, and show what was queued or aborted, while no step runs; never blocks.
+
+        A delta that was left for later goes out with the second look: at the first, the next step may be about to run.
+        """
+        if self._was_polled:
+            self.flush()
+        self._was_polled = True
         if self._poll_sinks() and self._last is not None:
             self._show(None, ())
 
@@ -244,6 +267,7 @@ class TelemetryPublisher:
 
     def close(self, reason: str) -> None:
         """Say that the run is over: `done`, `interrupted`, or what went wrong."""
+        self.flush()
         last = encode_frame(End(seq=self._frames.seq if self._frames is not None else 0, reason=reason))
         for sink in self._sinks:
             sink.close(last)
@@ -264,7 +288,7 @@ class TelemetryPublisher:
                 self._answer(server)
         if not is_watched and self._frames is not None:
             self._frames.stop()
-            self._frames = None
+            self._frames = self._unsent = None
         return is_watched
 
     def _answer(self, server: ViewerServer) -> None:
@@ -286,9 +310,10 @@ class TelemetryPublisher:
         if self._frames is None:
             self._frames = StepFrames.after_step(scheduler, self._num_steps)
         elif output is not None or self._frames.has_news:
-            frame = encode_frame(self._frames.delta(output, finished, counters, now_s, note=self._take_note()))
-            for sink in self._sinks:
-                sink.send_delta(frame)
+            self.flush()
+            self._unsent = self._frames.delta(output, finished, counters, now_s, note=self._take_note())
+        if not self._defers or any(sink.needs_snapshot for sink in self._sinks):
+            self.flush()
         if any(sink.needs_snapshot for sink in self._sinks):
             self._send_snapshot(self._frames.snapshot(counters, now_s))
 

@@ -1,7 +1,7 @@
 """Model runners: what turns a scheduled step into next tokens."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 from kvengine.request import RequestId
@@ -16,6 +16,31 @@ class ModelRunner(Protocol):
 
         Returns:
             The next token of each of `ScheduledRequest.sampled_ids` of what is scheduled, and of no other.
+        """
+        ...
+
+
+class PendingStep(Protocol):
+    """A step that was started."""
+
+    def result(self) -> Mapping[RequestId, int]:
+        """Wait until it is computed; returns what `ModelRunner.execute` does. To be called once."""
+        ...
+
+
+@runtime_checkable
+class OverlappingRunner(ModelRunner, Protocol):
+    """A runner that can start a step, and leave the host to other work until its tokens are asked for."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether anything computes while the host does something else."""
+        ...
+
+    def start(self, output: SchedulerOutput) -> PendingStep:
+        """Start a step that has work; the one before must have given its result.
+
+        Neither the scheduler nor its requests may change until the result is there.
         """
         ...
 

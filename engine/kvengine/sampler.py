@@ -29,11 +29,33 @@ def sample(logits: Tensor, rows: Sequence[SampledRow]) -> StepTokens:
     Shapes:
         logits: [num_rows, vocab_size], any float type; a row for each of `rows`
     """
-    if not any(row.request.needs_sampler for row in rows):
-        return _fold(rows, logits.float().argmax(dim=-1).tolist(), [None] * len(rows))
+    if is_greedy(rows):
+        return fold_greedy(rows, greedy_tokens(logits).tolist())
     logits = logits.float()
     chosen = _choose(logits, rows)
     return _fold(rows, chosen, _logprobs(logits, rows, chosen))
+
+
+def is_greedy(rows: Sequence[SampledRow]) -> bool:
+    """Whether all rows take the likeliest token of unchanged logits, and nothing is asked about it."""
+    return not any(row.request.needs_sampler for row in rows)
+
+
+def greedy_tokens(logits: Tensor) -> Tensor:
+    """Choose the likeliest token of each row, the lowest id of equal ones.
+
+    Shapes:
+        logits: [num_rows, vocab_size], any float type
+
+    Returns:
+        [num_rows], int64, on the same device.
+    """
+    return logits.float().argmax(dim=-1)
+
+
+def fold_greedy(rows: Sequence[SampledRow], tokens: Sequence[int]) -> StepTokens:
+    """Judge the drafts by the tokens that greedy rows chose, one of `tokens` for each of `rows`."""
+    return _fold(rows, tokens, [None] * len(rows))
 
 
 def kept_weights(logits: Tensor, *, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

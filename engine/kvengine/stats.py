@@ -88,9 +88,9 @@ class StepTimes:
     """Nearest rank: the smallest time that at least 90 % of the steps did not exceed."""
     max_s: float
     schedule_s: float
-    """Of all steps together: deciding what to compute, and counting it."""
+    """Of all steps together: deciding what to compute, and counting it unless that overlaps with computing it."""
     execute_s: float
-    """Of all steps together: computing it on the device."""
+    """Of all steps together: computing it on the device, with what the host does meanwhile."""
     update_s: float
     """Of all steps together: taking in what came out. What is published to viewers is not in any of the three."""
 

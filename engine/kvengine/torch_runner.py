@@ -1,6 +1,7 @@
 """A real decoder on real cache tensors: the step that the scheduler decided, computed by torch."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -20,8 +21,8 @@ from kvengine.models.cache_layout import model_attention
 from kvengine.models.decoder import Decoder
 from kvengine.models.random_weights import RandomWeights
 from kvengine.models.weights import open_weights
+from kvengine.pending_tokens import PendingTokens
 from kvengine.piecewise_graphs import MAX_TOKENS, PiecewiseGraphs, is_recordable
-from kvengine.sampler import sample
 from kvengine.scheduler_output import SchedulerOutput
 from kvengine.spec import KVDtype
 from kvengine.step_tokens import StepTokens
@@ -92,6 +93,11 @@ class TorchRunner:
         """Bytes that the model's weights really hold."""
         return held_bytes(self._model)
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device computes while the host goes on."""
+        return self._model.device.type == "cuda"
+
     def execute(self, output: SchedulerOutput) -> StepTokens:
         """Move and copy blocks, compute the scheduled tokens, and choose the next token of each request due one.
 
@@ -100,16 +106,16 @@ class TorchRunner:
         Raises:
             CapacityError: The device ran out of memory; the engine cannot go on, another one can be made.
         """
-        try:
-            return self._execute(output)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise CapacityError(
-                f"out of memory in a step of {output.num_tokens:,} tokens and {len(output.scheduled):,} requests on"
-                f" {self._model.device.type}: {str(error).splitlines()[0]}",
-                hint="lower max_num_batched_tokens or max_num_seqs, or use fewer blocks",
-            ) from None
+        return self.start(output).result()
+
+    def start(self, output: SchedulerOutput) -> "StartedStep":
+        """Begin what `execute` does, and return without waiting for the device; on a CPU the logits are there then.
+
+        Raises:
+            CapacityError: As for `execute`.
+        """
+        with _told_as_capacity(output, self._model.device):
+            return StartedStep(output, self._launch(output), self._model.device)
 
     def forced_logits(self, token_ids: Sequence[int], *, chunk_tokens: int) -> Iterator[Tensor]:
         """Give the logits behind every token of a text; what the pool holds is lost. See `forced_logits`.
@@ -120,13 +126,14 @@ class TorchRunner:
         return forced_logits(self._model, self._attention, self._config, token_ids, chunk_tokens=chunk_tokens)
 
     @torch.inference_mode()
-    def _execute(self, output: SchedulerOutput) -> StepTokens:
+    def _launch(self, output: SchedulerOutput) -> PendingTokens | None:
+        """Queue the whole step on the device; None if it only moves blocks."""
         if self._host is not None:
             self._host.swap_out(output.moves_out)
             self._host.swap_in(output.moves_in)
         self._attention.copy_blocks(output.independent_copies)
         if not output.scheduled:
-            return StepTokens({})
+            return None
         batch = self._builder.build(output)
         logits = None if self._graphs is None else self._graphs.run(batch)
         if logits is None:
@@ -134,7 +141,7 @@ class TorchRunner:
             logits = None if self._pieces is None else self._pieces.run(batch)
         if logits is None:
             logits = self._model.forward(batch, self._attention)
-        return sample(logits, batch.sampled_rows)
+        return PendingTokens(logits, batch.sampled_rows)
 
     @torch.inference_mode()
     def _record_decodes(self, recorder: Recorder) -> str:
@@ -161,6 +168,46 @@ class TorchRunner:
             f"what has no recording is replayed between attention up to {max_tokens:,} tokens,"
             f" in {len(self._pieces.sizes)} sizes"
         )
+
+
+class StartedStep:
+    """A step on the device, until its tokens are taken.
+
+    Args:
+        output: What was scheduled.
+        tokens: What comes of it; None if it only moved blocks.
+        device: Where.
+    """
+
+    def __init__(self, output: SchedulerOutput, tokens: PendingTokens | None, device: torch.device) -> None:
+        self._output, self._tokens, self._device = output, tokens, device
+
+    @torch.inference_mode()
+    def result(self) -> StepTokens:
+        """Wait for the device, and choose the next token of each request due one.
+
+        Raises:
+            CapacityError: As for `TorchRunner.execute`.
+        """
+        if self._tokens is None:
+            return StepTokens({})
+        with _told_as_capacity(self._output, self._device):
+            return self._tokens.result()
+
+
+@contextmanager
+def _told_as_capacity(output: SchedulerOutput, device: torch.device) -> Iterator[None]:
+    """Turn a device's way to say that its memory is out into ours."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CapacityError(
+            f"out of memory in a step of {output.num_tokens:,} tokens and {len(output.scheduled):,} requests on"
+            f" {device.type}: {str(error).splitlines()[0]}",
+            hint="lower max_num_batched_tokens or max_num_seqs, or use fewer blocks",
+        ) from None
 
 
 def load_model(path: Path, *, dtype: KVDtype, device: DeviceName = "auto") -> Decoder:
