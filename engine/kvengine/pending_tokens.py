@@ -36,7 +36,7 @@ def _copy_to_host(tokens: Tensor) -> Callable[[], list[int]]:
     """Have tokens copied once the GPU has them; what is given back waits for that."""
     copy = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
     copy.copy_(tokens, non_blocking=True)
-    copied = torch.cuda.Event()
+    copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     copied.record(torch.cuda.current_stream(tokens.device))
 
     def read() -> list[int]:
