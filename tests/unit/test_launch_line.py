@@ -66,7 +66,7 @@ from kvplan.launch_line import read_launch_line
             {"engine": "vllm", "model": "a/b"},
         ),
         (
-            "cd /opt/vllm && source bin/activate && vllm serve a/b --max_num_seqs=8 2>&1 | tee vllm.log --tp 9",
+            "cd envs/vllm && source bin/activate && vllm serve a/b --max_num_seqs=8 2>&1 | tee vllm.log --tp 9",
             {"engine": "vllm", "model": "a/b", "max_num_seqs": "8"},
         ),
         (
@@ -176,7 +176,7 @@ def test_flags_of_a_file_count_where_the_line_says_nothing(tmp_path: Path) -> No
         ("vllm serve a/b --max-model-len", "--max-model-len has no value"),
         ("vllm serve 'a/b", "not a command line"),
         ("VLLM=1 python serve.py --model a/b", "starts neither vLLM nor SGLang"),
-        ("cd /opt/vllm", "starts neither vLLM nor SGLang"),
+        ("cd envs/vllm", "starts neither vLLM nor SGLang"),
         ("vllm serve a/b --speculative-config fast", "expected a JSON object with num_speculative_tokens"),
         ("vllm serve a/b --speculative-config [1]", "expected a JSON object with num_speculative_tokens"),
     ],
