@@ -52,10 +52,6 @@ class Narrator:
         """See `Publisher`."""
         self._publisher.request_forked(request)
 
-    def pins_changed(self) -> None:
-        """See `Publisher`."""
-        self._publisher.pins_changed()
-
     def request_aborted(self, request: Request) -> None:
         """See `Publisher`."""
         self._publisher.request_aborted(request)

@@ -37,10 +37,6 @@ class Publisher(Protocol):
         """Note a request that goes on from what another one has computed."""
         ...
 
-    def pins_changed(self) -> None:
-        """Note that blocks were pinned for a transfer, or let go of."""
-        ...
-
     def request_aborted(self, request: Request) -> None:
         """Note a request that was taken out before its end."""
         ...
@@ -251,7 +247,7 @@ class Engine:
             ConfigError: The request does not run.
         """
         transfer = self._sharing_scheduler().pin(request_id)
-        self._note_pins()
+        self._idle_steps = 0
         return transfer
 
     def unpin(self, handle: TransferHandle) -> Transfer:
@@ -261,7 +257,7 @@ class Engine:
             TransferError: There never was such a transfer, or it has been completed already.
         """
         transfer = self._sharing_scheduler().unpin(handle)
-        self._note_pins()
+        self._idle_steps = 0
         return transfer
 
     def preempt(self, request_id: RequestId) -> Request | None:
@@ -381,11 +377,6 @@ class Engine:
         # An output that ended with a draft has fewer tokens than were judged.
         cut = {name: entries[: grown.get(name, len(entries))] for name, entries in logprobs.items()}
         return finished, cut
-
-    def _note_pins(self) -> None:
-        self._idle_steps = 0
-        if self._publisher is not None:
-            self._publisher.pins_changed()
 
     def _end_expired(self, now_s: float) -> list[Request]:
         """End the requests whose deadline has come."""

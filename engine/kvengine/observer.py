@@ -186,11 +186,6 @@ class TelemetryPublisher:
         elif self._queued is not None:
             self._forked_early.append((request, self._now_s()))
 
-    def pins_changed(self) -> None:
-        """Note that a transfer began or ended."""
-        if self._frames is not None:
-            self._frames.note_pins()
-
     def request_aborted(self, request: Request) -> None:
         """Note a request that was taken out before its end."""
         if self._frames is not None:

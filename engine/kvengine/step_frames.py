@@ -84,7 +84,6 @@ class StepFrames:
         self._num_handles = 0
         self._arrived: list[RequestState] = []
         self._aborted: list[Finished] = []
-        self._pins_changed = False
         self._first_tokens_s: list[float] = []
         """Of requests that were forked with their first output token."""
         self._last_s = nan
@@ -123,8 +122,8 @@ class StepFrames:
 
     @property
     def has_news(self) -> bool:
-        """Whether requests came or went, transfers began or ended, or blocks changed hands, since the last frame."""
-        return bool(self._arrived or self._aborted or self._pins_changed or self._ledger.has_changes)
+        """Whether requests came or went, or blocks look different, since the last frame."""
+        return bool(self._arrived or self._aborted or self._ledger.has_changes)
 
     def add(self, request: Request, time_s: float) -> None:
         """Note a request that was queued; the next delta tells of it."""
@@ -149,10 +148,6 @@ class StepFrames:
         if self._told is not None and tables:
             self._told.start(request.request_id, tables)
         self._arrived.append(self._state(request))
-
-    def note_pins(self) -> None:
-        """Note that blocks were pinned, or let go of; the next delta tells of them."""
-        self._pins_changed = True
 
     def remove(self, request: Request) -> None:
         """Note a request that was aborted; the next delta tells of it."""
@@ -227,7 +222,6 @@ class StepFrames:
             tables=news.tables,
         )
         self._arrived, self._aborted, self._first_tokens_s = [], [], []
-        self._pins_changed = False
         return delta
 
     def snapshot(self, counters: Counters, time_s: float) -> Snapshot:
